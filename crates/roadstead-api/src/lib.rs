@@ -1,0 +1,10 @@
+//! What Kubernetes objects mean, as pure values.
+//!
+//! This crate knows the names, scopes, defaults, validation rules, table columns and selectable
+//! fields of every kind we serve, the schema behind them, and the small types (keys, selectors,
+//! quantities of time) that the other crates share. It leaves to others: storing objects
+//! (`roadstead-store`), merging them (`roadstead-patch`), serving them (`roadstead-server`), and
+//! deciding what follows from them (`roadstead-plan`, `roadstead-forwarding`, `roadstead-zone`).
+//! No clock, no randomness, no IO.
+
+pub mod key;

@@ -1,0 +1,6 @@
+//! What should be true: the desired state behind each controller, as pure functions.
+//!
+//! A plan takes the objects that matter (and the time, where it matters) and returns the writes
+//! that bring the cluster closer to what its owner asked for, together with notes worth telling.
+//! Watching, writing and retrying belong to `roadstead-controllers`; picking addresses and ports
+//! inside a transaction is carried out by `roadstead-server`.

@@ -1,0 +1,191 @@
+//! List-and-watch as one gapless stream of changes.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::mem;
+use std::sync::Arc;
+
+use futures::stream::{self, BoxStream, StreamExt};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Resource, ResourceExt};
+use roadstead_api::key::ObjectKey;
+use serde::de::DeserializeOwned;
+use tracing::warn;
+
+/// What happened to the watched kind.
+#[derive(Debug)]
+pub enum Change<K> {
+    /// The object was created or changed; this is its newest state.
+    Set(Arc<K>),
+    /// The object is gone; this is its last known state.
+    Gone(Arc<K>),
+    /// Everything that existed when the watch (re)started has now been delivered.
+    Synced,
+}
+
+impl<K> Clone for Change<K> {
+    fn clone(&self) -> Self {
+        match self {
+            Change::Set(object) => Change::Set(object.clone()),
+            Change::Gone(object) => Change::Gone(object.clone()),
+            Change::Synced => Change::Synced,
+        }
+    }
+}
+
+/// The key under which an object is cached.
+pub fn key_of<K: Resource>(object: &K) -> ObjectKey {
+    ObjectKey::new(object.namespace().unwrap_or_default(), object.name_any())
+}
+
+/// Follows one kind forever, reconnecting with back-off.
+///
+/// After a broken watch the kind is listed again; only the differences come out of the stream,
+/// with a `Gone` for each object that was deleted meanwhile.
+pub fn informer<K>(api: Api<K>, config: watcher::Config) -> BoxStream<'static, Change<K>>
+where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+{
+    watcher(api, config)
+        .default_backoff()
+        .scan(Known::default(), |known, result| {
+            let changes = match result {
+                Ok(event) => known.step(event),
+                Err(error) => {
+                    warn!(%error, "watch broken, will reconnect");
+                    Vec::new()
+                }
+            };
+            std::future::ready(Some(stream::iter(changes)))
+        })
+        .flatten()
+        .boxed()
+}
+
+/// The objects delivered so far, to turn a relist into differences.
+struct Known<K> {
+    objects: BTreeMap<ObjectKey, Arc<K>>,
+    /// While a list runs: what was known before it and has not been seen in it yet.
+    unseen: BTreeMap<ObjectKey, Arc<K>>,
+}
+
+impl<K> Default for Known<K> {
+    fn default() -> Self {
+        Self { objects: BTreeMap::new(), unseen: BTreeMap::new() }
+    }
+}
+
+impl<K: Resource> Known<K> {
+    fn step(&mut self, event: Event<K>) -> Vec<Change<K>> {
+        match event {
+            Event::Init => {
+                // A list that broke off halfway may have left some unseen: they count as known.
+                let mut before = mem::take(&mut self.unseen);
+                before.append(&mut self.objects);
+                self.unseen = before;
+                Vec::new()
+            }
+            Event::InitApply(object) | Event::Apply(object) => self.set(object),
+            Event::InitDone => {
+                let gone = mem::take(&mut self.unseen).into_values().map(Change::Gone);
+                gone.chain([Change::Synced]).collect()
+            }
+            Event::Delete(object) => {
+                let key = key_of(&object);
+                self.unseen.remove(&key);
+                self.objects.remove(&key);
+                vec![Change::Gone(Arc::new(object))]
+            }
+        }
+    }
+
+    fn set(&mut self, object: K) -> Vec<Change<K>> {
+        let key = key_of(&object);
+        let before = self.unseen.remove(&key).or_else(|| self.objects.get(&key).cloned());
+        if let Some(before) = &before
+            && before.resource_version() == object.resource_version()
+        {
+            self.objects.insert(key, before.clone());
+            return Vec::new();
+        }
+        // The same name with another uid is another object: its predecessor was deleted unseen.
+        let replaced = before.filter(|before| before.uid() != object.uid());
+        let object = Arc::new(object);
+        self.objects.insert(key, object.clone());
+        replaced.map(Change::Gone).into_iter().chain([Change::Set(object)]).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::api::core::v1::ConfigMap;
+
+    /// `a@3#u1` is the object named a, at resource version 3, with uid u1.
+    fn object(text: &str) -> ConfigMap {
+        let (name, rest) = text.split_once('@').unwrap();
+        let (version, uid) = rest.split_once('#').unwrap_or((rest, name));
+        let mut map = ConfigMap::default();
+        map.metadata.name = Some(name.into());
+        map.metadata.resource_version = Some(version.into());
+        map.metadata.uid = Some(uid.into());
+        map
+    }
+
+    fn events(text: &str) -> Vec<Event<ConfigMap>> {
+        text.split_whitespace()
+            .map(|word| match word {
+                "init" => Event::Init,
+                "done" => Event::InitDone,
+                _ => match word.split_at(1) {
+                    ("=", rest) => Event::InitApply(object(rest)),
+                    ("+", rest) => Event::Apply(object(rest)),
+                    ("-", rest) => Event::Delete(object(rest)),
+                    _ => panic!("cannot read {word}"),
+                },
+            })
+            .collect()
+    }
+
+    fn changes(text: &str) -> String {
+        let mut known = Known::default();
+        let words =
+            events(text).into_iter().flat_map(|event| known.step(event)).map(
+                |change| match change {
+                    Change::Set(o) => {
+                        format!("set:{}@{}", o.name_any(), o.resource_version().unwrap())
+                    }
+                    Change::Gone(o) => format!("gone:{}", o.name_any()),
+                    Change::Synced => "synced".into(),
+                },
+            );
+        words.collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn a_stream_of_differences() {
+        let cases = [
+            ("first list", "init =a@1 =b@2 done", "set:a@1 set:b@2 synced"),
+            ("live events", "init done +a@3 +a@4 -a@5", "synced set:a@3 set:a@4 gone:a"),
+            (
+                "a relist repeats nothing and reports the vanished",
+                "init =a@1 =b@2 done init =a@1 done",
+                "set:a@1 set:b@2 synced gone:b synced",
+            ),
+            (
+                "a relist that breaks off loses nothing",
+                "init =a@1 =b@2 done init =a@1 init =b@2 done",
+                "set:a@1 set:b@2 synced gone:a synced",
+            ),
+            (
+                "recreated while we were away",
+                "init =a@1#x done init =a@9#y done",
+                "set:a@1 synced gone:a set:a@9 synced",
+            ),
+        ];
+        for (name, given, want) in cases {
+            assert_eq!(changes(given), want, "{name}");
+        }
+    }
+}

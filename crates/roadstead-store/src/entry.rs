@@ -1,0 +1,92 @@
+//! What the store holds: entries, and the events that made them.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use bytes::Bytes;
+
+/// The position of a write in the one order of all writes. The first write has revision 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Revision(pub u64);
+
+impl fmt::Display for Revision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// `bucket/path`: the bucket is what a watcher follows, the path is ordered within it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key {
+    /// For an object, the name of its resource, such as `deployments.apps`.
+    pub bucket: Arc<str>,
+    /// For an object, `namespace/name`, or `/name` when it has no namespace.
+    pub path: Arc<str>,
+}
+
+impl Key {
+    /// Joins a bucket and a path.
+    pub fn new(bucket: impl Into<Arc<str>>, path: impl Into<Arc<str>>) -> Self {
+        Self { bucket: bucket.into(), path: path.into() }
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.bucket, self.path.trim_start_matches('/'))
+    }
+}
+
+/// A value as it was written.
+#[derive(Debug)]
+pub struct Entry {
+    /// Where it lives.
+    pub key: Key,
+    /// The bytes that were written.
+    pub value: Bytes,
+    /// The revision of that write.
+    pub revision: Revision,
+}
+
+/// One write, as watchers see it.
+pub struct Event {
+    /// The revision of the write.
+    pub revision: Revision,
+    /// What was written.
+    pub key: Key,
+    /// The state before; `None` if this write created the entry.
+    pub before: Option<Arc<Entry>>,
+    /// The state after; `None` if this write deleted the entry.
+    pub after: Option<Arc<Entry>>,
+    memo: OnceLock<Box<dyn Any + Send + Sync>>,
+}
+
+impl Event {
+    pub(crate) fn new(
+        revision: Revision,
+        key: Key,
+        before: Option<Arc<Entry>>,
+        after: Option<Arc<Entry>>,
+    ) -> Self {
+        Self { revision, key, before, after, memo: OnceLock::new() }
+    }
+
+    /// What the first reader made of this event, kept for all others: an event is encoded once,
+    /// however many watch it.
+    pub fn memo<T: Any + Send + Sync>(&self, make: impl FnOnce(&Event) -> T) -> &T {
+        let memo = self.memo.get_or_init(|| Box::new(make(self)));
+        memo.downcast_ref().expect("all readers of a store make the same thing of an event")
+    }
+}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = match (&self.before, &self.after) {
+            (None, Some(_)) => "created",
+            (_, None) => "deleted",
+            _ => "changed",
+        };
+        write!(f, "{} {what} at {}", self.key, self.revision)
+    }
+}

@@ -1,0 +1,58 @@
+//! Reading the history of a bucket at one's own pace.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::entry::{Event, Revision};
+use crate::error::StoreError;
+use crate::memory::Store;
+
+/// What happened in a bucket since the last look.
+#[derive(Debug)]
+pub struct Batch {
+    /// In order; may be empty.
+    pub events: Vec<Arc<Event>>,
+    /// The bucket has no further events up to and including this revision.
+    pub revision: Revision,
+}
+
+/// A reader's place in the history of one bucket.
+#[derive(Debug)]
+pub struct Feed {
+    store: Arc<Store>,
+    bucket: Arc<str>,
+    after: Revision,
+    changed: watch::Receiver<Revision>,
+}
+
+impl Feed {
+    pub(crate) fn new(
+        store: Arc<Store>,
+        bucket: Arc<str>,
+        after: Revision,
+        changed: watch::Receiver<Revision>,
+    ) -> Self {
+        Self { store, bucket, after, changed }
+    }
+
+    /// What has happened since the last look, without waiting.
+    pub fn now(&mut self) -> Result<Batch, StoreError> {
+        self.changed.mark_unchanged();
+        let batch = self.store.events_after(&self.bucket, self.after)?;
+        self.after = batch.revision;
+        Ok(batch)
+    }
+
+    /// Waits until something happens. Safe to drop at any moment: nothing is skipped.
+    pub async fn next(&mut self) -> Result<Batch, StoreError> {
+        loop {
+            let batch = self.now()?;
+            if !batch.events.is_empty() {
+                return Ok(batch);
+            }
+            // The sender lives in the store, which we hold.
+            let _ = self.changed.changed().await;
+        }
+    }
+}

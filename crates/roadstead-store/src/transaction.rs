@@ -1,0 +1,37 @@
+//! Several writes that happen together or not at all.
+
+use bytes::Bytes;
+
+use crate::entry::{Key, Revision};
+
+/// Writes with the conditions under which they may happen.
+#[derive(Clone, Debug, Default)]
+pub struct Transaction {
+    pub(crate) guards: Vec<(Key, Option<Revision>)>,
+    pub(crate) writes: Vec<(Key, Option<Bytes>)>,
+}
+
+impl Transaction {
+    /// Starts with nothing to do.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The key must be at this revision, or absent if `None`.
+    pub fn expect(mut self, key: Key, revision: Option<Revision>) -> Self {
+        self.guards.push((key, revision));
+        self
+    }
+
+    /// Writes a value.
+    pub fn put(mut self, key: Key, value: Bytes) -> Self {
+        self.writes.push((key, Some(value)));
+        self
+    }
+
+    /// Removes an entry; if there is none, nothing happens.
+    pub fn delete(mut self, key: Key) -> Self {
+        self.writes.push((key, None));
+        self
+    }
+}

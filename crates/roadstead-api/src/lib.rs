@@ -2,9 +2,18 @@
 //!
 //! This crate knows the names, scopes, defaults, validation rules, table columns and selectable
 //! fields of every kind we serve, the schema behind them, and the small types (keys, selectors,
-//! quantities of time) that the other crates share. It leaves to others: storing objects
-//! (`roadstead-store`), merging them (`roadstead-patch`), serving them (`roadstead-server`), and
-//! deciding what follows from them (`roadstead-plan`, `roadstead-forwarding`, `roadstead-zone`).
+//! ages) that the other crates share. It leaves to others: storing objects (`roadstead-store`),
+//! merging them (`roadstead-patch`), serving them (`roadstead-server`), and deciding what follows
+//! from them (`roadstead-plan`, `roadstead-forwarding`, `roadstead-zone`).
 //! No clock, no randomness, no IO.
 
+pub mod age;
+pub mod invalid;
 pub mod key;
+pub mod kind;
+pub mod kinds;
+pub mod look;
+pub mod metadata;
+pub mod names;
+pub mod schema;
+pub mod selector;

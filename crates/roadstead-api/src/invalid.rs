@@ -1,0 +1,141 @@
+//! What is wrong with an object, in the words that Kubernetes uses for it.
+
+use std::fmt::{self, Display};
+
+use serde_json::{Value, json};
+
+/// The kinds of mistake a field can contain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mistake {
+    /// Nothing is there, but something must be.
+    Required,
+    /// Something is there that cannot be right.
+    Invalid,
+    /// The value is not one of those that exist.
+    NotSupported,
+    /// Nothing may be there.
+    Forbidden,
+    /// The same value is there already.
+    Duplicate,
+    /// The value is too long.
+    TooLong,
+}
+
+impl Mistake {
+    fn reason(self) -> &'static str {
+        match self {
+            Mistake::Required => "FieldValueRequired",
+            Mistake::Invalid => "FieldValueInvalid",
+            Mistake::NotSupported => "FieldValueNotSupported",
+            Mistake::Forbidden => "FieldValueForbidden",
+            Mistake::Duplicate => "FieldValueDuplicate",
+            Mistake::TooLong => "FieldValueTooLong",
+        }
+    }
+
+    fn words(self) -> &'static str {
+        match self {
+            Mistake::Required => "Required value",
+            Mistake::Invalid => "Invalid value",
+            Mistake::NotSupported => "Unsupported value",
+            Mistake::Forbidden => "Forbidden",
+            Mistake::Duplicate => "Duplicate value",
+            Mistake::TooLong => "Too long",
+        }
+    }
+}
+
+/// One mistake in one field.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cause {
+    /// Such as `spec.ports[0].port`.
+    pub field: String,
+    /// What kind of mistake it is.
+    pub mistake: Mistake,
+    /// The text after the field.
+    pub message: String,
+}
+
+impl Cause {
+    /// As an element of `status.details.causes`.
+    pub fn to_json(&self) -> Value {
+        json!({"reason": self.mistake.reason(), "message": self.message, "field": self.field})
+    }
+}
+
+impl Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.field, self.message)
+    }
+}
+
+/// Collects what is wrong with an object.
+#[derive(Debug, Default)]
+pub struct Causes(pub Vec<Cause>);
+
+impl Causes {
+    fn add(&mut self, mistake: Mistake, field: impl Into<String>, detail: &[&dyn Display]) {
+        let mut message = mistake.words().to_owned();
+        for part in detail {
+            let part = part.to_string();
+            if !part.is_empty() {
+                message.push_str(": ");
+                message.push_str(&part);
+            }
+        }
+        self.0.push(Cause { field: field.into(), mistake, message });
+    }
+
+    /// Nothing is there; `detail` may be empty.
+    pub fn required(&mut self, field: impl Into<String>, detail: &str) {
+        self.add(Mistake::Required, field, &[&detail]);
+    }
+
+    /// The value cannot be right.
+    pub fn invalid(&mut self, field: impl Into<String>, value: &Value, detail: impl Display) {
+        self.add(Mistake::Invalid, field, &[value, &detail]);
+    }
+
+    /// The value is not one of those that exist.
+    pub fn unsupported(&mut self, field: impl Into<String>, value: &Value, supported: &[&str]) {
+        let list = supported.iter().map(|word| format!("{word:?}")).collect::<Vec<_>>().join(", ");
+        self.add(Mistake::NotSupported, field, &[value, &format!("supported values: {list}")]);
+    }
+
+    /// Nothing may be there.
+    pub fn forbidden(&mut self, field: impl Into<String>, detail: &str) {
+        self.add(Mistake::Forbidden, field, &[&detail]);
+    }
+
+    /// The value is there twice.
+    pub fn duplicate(&mut self, field: impl Into<String>, value: &Value) {
+        self.add(Mistake::Duplicate, field, &[value]);
+    }
+
+    /// The value is longer than allowed.
+    pub fn too_long(&mut self, field: impl Into<String>, bytes: usize) {
+        self.add(Mistake::TooLong, field, &[&format!("may not be more than {bytes} bytes")]);
+    }
+}
+
+#[test]
+fn the_words_are_those_of_kubernetes() {
+    let mut causes = Causes::default();
+    causes.required("spec.ports", "");
+    causes.invalid("spec.ports[0].port", &json!(0), "must be between 1 and 65535, inclusive");
+    causes.unsupported("spec.ports[0].protocol", &json!("tcp"), &["SCTP", "TCP", "UDP"]);
+    causes.forbidden("spec.clusterIPs", "may not be set for ExternalName services");
+    causes.duplicate("spec.ports[1].name", &json!("x"));
+    let lines: Vec<_> = causes.0.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        lines,
+        [
+            "spec.ports: Required value",
+            "spec.ports[0].port: Invalid value: 0: must be between 1 and 65535, inclusive",
+            "spec.ports[0].protocol: Unsupported value: \"tcp\": supported values: \"SCTP\", \
+             \"TCP\", \"UDP\"",
+            "spec.clusterIPs: Forbidden: may not be set for ExternalName services",
+            "spec.ports[1].name: Duplicate value: \"x\"",
+        ]
+    );
+}

@@ -1,0 +1,192 @@
+//! What the API server must know about a kind of object to serve it.
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use crate::age::age_of;
+use crate::invalid::Causes;
+use crate::look::Look;
+
+/// Which names the objects of a kind may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NameRule {
+    /// One DNS label.
+    Label,
+    /// DNS labels joined by dots.
+    Subdomain,
+    /// Anything that can stand in a path.
+    Path,
+}
+
+/// Names, scope and shape of a kind.
+#[derive(Debug)]
+pub struct Info {
+    /// Empty for the core group.
+    pub group: &'static str,
+    /// Such as `v1`.
+    pub version: &'static str,
+    /// Such as `Service`.
+    pub kind: &'static str,
+    /// Such as `services`.
+    pub plural: &'static str,
+    /// Such as `service`.
+    pub singular: &'static str,
+    /// Such as `svc`.
+    pub short_names: &'static [&'static str],
+    /// Such as `all`, for `kubectl get all`.
+    pub categories: &'static [&'static str],
+    /// Whether objects live in a namespace.
+    pub namespaced: bool,
+    /// Which names are allowed.
+    pub name_rule: NameRule,
+    /// Whether there is a `/status`, and the main resource ignores `status`.
+    pub status: bool,
+    /// Whether there is a `/scale`.
+    pub scale: bool,
+    /// Whether `metadata.generation` counts the changes of everything but metadata and status.
+    pub generation: bool,
+    /// Whether a PUT to an absent name creates the object.
+    pub create_on_update: bool,
+    /// Whether a DELETE answers with the object rather than a Status.
+    pub delete_returns_object: bool,
+}
+
+impl Info {
+    /// What most kinds are like: namespaced, without subresources. The singular is the plural
+    /// without its last letter; kinds for which that is wrong say so.
+    pub const fn new(
+        group: &'static str,
+        version: &'static str,
+        kind: &'static str,
+        plural: &'static str,
+        singular: &'static str,
+    ) -> Self {
+        Self {
+            group,
+            version,
+            kind,
+            plural,
+            singular,
+            short_names: &[],
+            categories: &[],
+            namespaced: true,
+            name_rule: NameRule::Subdomain,
+            status: false,
+            scale: false,
+            generation: false,
+            create_on_update: false,
+            delete_returns_object: false,
+        }
+    }
+
+    /// `v1` or `apps/v1`.
+    pub fn api_version(&self) -> String {
+        match self.group {
+            "" => self.version.to_owned(),
+            group => format!("{group}/{}", self.version),
+        }
+    }
+
+    /// `services` or `deployments.apps`: how errors name the resource, and the store its bucket.
+    pub fn resource(&self) -> String {
+        match self.group {
+            "" => self.plural.to_owned(),
+            group => format!("{}.{group}", self.plural),
+        }
+    }
+}
+
+/// A column of `kubectl get`.
+#[derive(Clone, Copy, Debug)]
+pub struct Column {
+    /// The heading.
+    pub name: &'static str,
+    /// `string`, `integer` or `date`.
+    pub ty: &'static str,
+    /// Whether only `-o wide` shows it.
+    pub wide: bool,
+}
+
+impl Column {
+    /// A column that is always shown.
+    pub const fn text(name: &'static str) -> Self {
+        Self { name, ty: "string", wide: false }
+    }
+
+    /// A column that only `-o wide` shows.
+    pub const fn wide(name: &'static str) -> Self {
+        Self { name, ty: "string", wide: true }
+    }
+
+    /// A column of numbers.
+    pub const fn int(name: &'static str) -> Self {
+        Self { name, ty: "integer", wide: false }
+    }
+}
+
+/// The columns of kinds that have no better ones.
+pub const NAME_AND_AGE: &[Column] = &[Column::text("Name"), Column::text("Age")];
+
+/// A kind of object: what it is called, what its fields are when left out, which values are
+/// wrong, and how it looks in a table. Unit structs in `kinds/` implement it.
+pub trait Kind: Send + Sync {
+    /// Names, scope and shape.
+    fn info(&self) -> &'static Info;
+
+    /// Fills in what the client left out.
+    fn default(&self, _object: &mut Value) {}
+
+    /// Sets what only the server may set when an object is created.
+    fn prepare_create(&self, _object: &mut Value) {}
+
+    /// Carries over to the new object what the client did not mention but the server had decided.
+    fn prepare_update(&self, _old: &Value, _new: &mut Value) {}
+
+    /// Says what is wrong with an object; `old` is what it replaces.
+    fn validate(&self, _object: &Value, _old: Option<&Value>, _causes: &mut Causes) {}
+
+    /// Says what is worth a warning; each becomes a line on the user's terminal.
+    fn warnings(&self, _object: &Value) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// The columns of `kubectl get`.
+    fn columns(&self) -> &'static [Column] {
+        NAME_AND_AGE
+    }
+
+    /// One row: a cell for each column.
+    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
+        vec![name_cell(object), age_cell(object, now)]
+    }
+
+    /// Which fields, besides name and namespace, a field selector may ask for: the label and the
+    /// JSON pointer to its value.
+    fn selectable(&self) -> &'static [(&'static str, &'static str)] {
+        &[]
+    }
+}
+
+/// The first cell of every row.
+pub fn name_cell(object: &Value) -> Value {
+    json!(object.text("/metadata/name"))
+}
+
+/// How long ago the object was created.
+pub fn age_cell(object: &Value, now: Timestamp) -> Value {
+    json!(age_of(object.text("/metadata/creationTimestamp"), now))
+}
+
+/// `a=b,c=d`, or `<none>`.
+pub fn labels_cell(object: &Value, pointer: &str) -> Value {
+    let pairs = object.fields(pointer).map(|(k, v)| format!("{k}={}", v.as_str().unwrap_or("")));
+    or_none(pairs.collect::<Vec<_>>().join(","))
+}
+
+/// The text, or `<none>` if it is empty.
+pub fn or_none(text: impl Into<String>) -> Value {
+    match text.into() {
+        text if text.is_empty() => json!("<none>"),
+        text => json!(text),
+    }
+}

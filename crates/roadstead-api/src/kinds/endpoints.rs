@@ -1,0 +1,97 @@
+//! Endpoints: where a Service leads, as one object. Deprecated in favour of EndpointSlice.
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use crate::invalid::Causes;
+use crate::kind::{Column, Info, Kind, age_cell, name_cell};
+use crate::kinds::service::address_causes;
+use crate::look::{Look, children, default_to};
+
+pub struct Endpoints;
+
+static INFO: Info = Info {
+    short_names: &["ep"],
+    create_on_update: true,
+    ..Info::new("", "v1", "Endpoints", "endpoints", "endpoints")
+};
+
+impl Kind for Endpoints {
+    fn info(&self) -> &'static Info {
+        &INFO
+    }
+
+    fn default(&self, object: &mut Value) {
+        for subset in children(object, "subsets") {
+            children(subset, "ports").for_each(|port| default_to(port, "protocol", "TCP"));
+        }
+    }
+
+    fn validate(&self, object: &Value, old: Option<&Value>, causes: &mut Causes) {
+        if old.is_some_and(|old| old["subsets"] == object["subsets"]) {
+            return;
+        }
+        for (index, subset) in object.list("/subsets").iter().enumerate() {
+            validate_subset(subset, &format!("subsets[{index}]"), causes);
+        }
+    }
+
+    fn warnings(&self, _: &Value) -> Vec<String> {
+        vec!["v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice".into()]
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        const { &[Column::text("Name"), Column::text("Endpoints"), Column::text("Age")] }
+    }
+
+    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
+        vec![name_cell(object), json!(shown(object)), age_cell(object, now)]
+    }
+}
+
+fn validate_subset(subset: &Value, field: &str, causes: &mut Causes) {
+    if subset.list("/addresses").is_empty() && subset.list("/notReadyAddresses").is_empty() {
+        causes.required(field, "must specify `addresses` or `notReadyAddresses`");
+    }
+    for list in ["addresses", "notReadyAddresses"] {
+        for (index, address) in subset.list(&format!("/{list}")).iter().enumerate() {
+            let field = format!("{field}.{list}[{index}].ip");
+            address_causes(&address["ip"], &field, causes);
+        }
+    }
+    let ports = subset.list("/ports");
+    for (index, port) in ports.iter().enumerate() {
+        let field = format!("{field}.ports[{index}]");
+        if ports.len() > 1 && port.text("/name").is_empty() {
+            causes.required(format!("{field}.name"), "");
+        }
+        let number = port.int("/port");
+        if !(1..=65535).contains(&number) {
+            let range = "must be between 1 and 65535, inclusive";
+            causes.invalid(format!("{field}.port"), &json!(number), range);
+        }
+    }
+}
+
+/// Up to three `ip:port`, then how many more there are.
+fn shown(endpoints: &Value) -> String {
+    let mut all = Vec::new();
+    for subset in endpoints.list("/subsets") {
+        let ports = subset.list("/ports");
+        for port in ports.iter().map(Some).chain(ports.is_empty().then_some(None)) {
+            for address in subset.list("/addresses") {
+                let ip = address.text("/ip");
+                all.push(match port {
+                    None => ip.to_owned(),
+                    Some(port) if ip.contains(':') => format!("[{ip}]:{}", port.int("/port")),
+                    Some(port) => format!("{ip}:{}", port.int("/port")),
+                });
+            }
+        }
+    }
+    match all.len() {
+        0 => "<none>".into(),
+        1..=3 => all.join(","),
+        n => format!("{} + {} more...", all[..3].join(","), n - 3),
+    }
+}

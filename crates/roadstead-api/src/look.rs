@@ -1,0 +1,68 @@
+//! Looking into an untyped object without ceremony.
+
+use serde_json::Value;
+
+/// Reads by JSON pointer; what is absent or of another type reads as empty.
+pub trait Look {
+    /// The string there, or "".
+    fn text(&self, pointer: &str) -> &str;
+    /// The integer there, or 0.
+    fn int(&self, pointer: &str) -> i64;
+    /// The boolean there, or false.
+    fn flag(&self, pointer: &str) -> bool;
+    /// The list there, or an empty one.
+    fn list(&self, pointer: &str) -> &[Value];
+    /// The fields of the object there, or none.
+    fn fields(&self, pointer: &str) -> impl Iterator<Item = (&str, &Value)>;
+    /// Whether there is anything other than null.
+    fn has(&self, pointer: &str) -> bool;
+}
+
+impl Look for Value {
+    fn text(&self, pointer: &str) -> &str {
+        self.pointer(pointer).and_then(Value::as_str).unwrap_or("")
+    }
+
+    fn int(&self, pointer: &str) -> i64 {
+        self.pointer(pointer).and_then(Value::as_i64).unwrap_or(0)
+    }
+
+    fn flag(&self, pointer: &str) -> bool {
+        self.pointer(pointer).and_then(Value::as_bool).unwrap_or(false)
+    }
+
+    fn list(&self, pointer: &str) -> &[Value] {
+        self.pointer(pointer).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+    }
+
+    fn fields(&self, pointer: &str) -> impl Iterator<Item = (&str, &Value)> {
+        let map = self.pointer(pointer).and_then(Value::as_object);
+        map.into_iter().flatten().map(|(name, value)| (name.as_str(), value))
+    }
+
+    fn has(&self, pointer: &str) -> bool {
+        self.pointer(pointer).is_some_and(|value| !value.is_null())
+    }
+}
+
+/// Sets a field of an object unless it is there already.
+pub fn default_to(object: &mut Value, field: &str, value: impl Into<Value>) {
+    if let Value::Object(fields) = object
+        && fields.get(field).is_none_or(Value::is_null)
+    {
+        fields.insert(field.to_owned(), value.into());
+    }
+}
+
+/// The object behind a field, made empty if it is absent.
+pub fn child<'a>(object: &'a mut Value, field: &str) -> &'a mut Value {
+    if !object[field].is_object() {
+        object[field] = Value::Object(Default::default());
+    }
+    &mut object[field]
+}
+
+/// The elements of the list behind a field, none if it is absent.
+pub fn children<'a>(object: &'a mut Value, field: &str) -> impl Iterator<Item = &'a mut Value> {
+    object.get_mut(field).and_then(Value::as_array_mut).into_iter().flatten()
+}

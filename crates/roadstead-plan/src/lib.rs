@@ -4,3 +4,5 @@
 //! that bring the cluster closer to what its owner asked for, together with notes worth telling.
 //! Watching, writing and retrying belong to `roadstead-controllers`; picking addresses and ports
 //! inside a transaction is carried out by `roadstead-server`.
+
+pub mod alloc;

@@ -1,7 +1,31 @@
 //! The Kubernetes API over HTTPS.
 //!
-//! A request is decoded and routed (`http`), turned into a change of one object (`verbs`), given
-//! defaults and validated by its kind (`roadstead-api`), merged where it is a patch
-//! (`roadstead-patch`), completed with addresses and ports (`allocate`), committed
-//! (`roadstead-store`) and told to every watcher (`watch`). Components in the same process use the
-//! same router through a `kube::Client` without a socket.
+//! A request is taken apart (`request`) and routed (`http`); reads come from the store (`read`,
+//! `watch`) in the form the client wants (`view`); writes are decoded (`body`), merged where they
+//! are patches (`patch`, `scale`), given defaults and validated by their kind (`roadstead-api`),
+//! completed with addresses and ports (`allocate`) and committed (`write`, `delete`). Components
+//! in the same process use the same router without a socket (`local`).
+
+mod allocate;
+pub mod api;
+mod authorize;
+mod body;
+pub mod bootstrap;
+mod delete;
+mod discovery;
+pub mod error;
+mod filter;
+pub mod http;
+pub mod identity;
+pub mod local;
+mod object;
+mod openapi;
+mod patch;
+mod read;
+mod registry;
+mod request;
+mod scale;
+pub mod serve;
+mod view;
+mod watch;
+mod write;

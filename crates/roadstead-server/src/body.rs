@@ -1,0 +1,95 @@
+//! The bodies of requests: JSON and YAML into values.
+
+use bytes::Bytes;
+use roadstead_api::look::Look;
+use roadstead_api::schema::decode;
+use serde_json::Value;
+
+use crate::api::Api;
+use crate::error::ApiError;
+use crate::registry::Resource;
+use crate::request::Query;
+
+/// Larger bodies are refused (upstream's limit).
+pub const LIMIT: usize = 3 * 1024 * 1024;
+
+const ACCEPTED: &str = "application/json, application/yaml";
+
+/// What the client sent, by its media type. No media type means JSON.
+pub fn read(media_type: &str, body: &Bytes) -> Result<Value, ApiError> {
+    match media_type.split(';').next().unwrap_or("").trim() {
+        "" | "application/json" => json(body),
+        "application/yaml" => yaml(body),
+        _ => Err(ApiError::unsupported_media_type(ACCEPTED)),
+    }
+}
+
+/// JSON, with the words of upstream when it is none.
+pub fn json(body: &Bytes) -> Result<Value, ApiError> {
+    serde_json::from_slice(body).map_err(|error| {
+        ApiError::bad_request(format!("couldn't get version/kind; json parse error: {error}"))
+    })
+}
+
+/// YAML, which JSON is a part of.
+pub fn yaml(body: &Bytes) -> Result<Value, ApiError> {
+    let text = std::str::from_utf8(body)
+        .map_err(|_| ApiError::bad_request("the body is not valid UTF-8"))?;
+    serde_saphyr::from_str(text).map_err(|error| ApiError::bad_request(format!("yaml: {error}")))
+}
+
+/// Checks that `object` is of the kind that the path names, and of the right types, and drops
+/// what the kind does not have. Returns the warnings that go with the answer.
+pub fn decode_as(
+    api: &Api,
+    resource: &Resource,
+    query: &Query,
+    object: &mut Value,
+) -> Result<Vec<String>, ApiError> {
+    let info = resource.info();
+    let version = info.api_version();
+    if !object.is_object() {
+        let message = "couldn't get version/kind; json parse error: json: cannot unmarshal \
+            into Go value of type struct { APIVersion string; Kind string }";
+        return Err(ApiError::bad_request(message));
+    }
+    if object.text("/kind").is_empty() {
+        return Err(ApiError::bad_request(format!("Object 'Kind' is missing in '{object}'")));
+    }
+    if object.text("/apiVersion") != version {
+        return Err(ApiError::bad_request(format!(
+            "the API version in the data ({}) does not match the expected API version ({version})",
+            object.text("/apiVersion")
+        )));
+    }
+    if object.text("/kind") != info.kind {
+        return Err(ApiError::bad_request(format!(
+            "the kind in the data ({}) does not match the expected kind ({})",
+            object.text("/kind"),
+            info.kind
+        )));
+    }
+    let unknown = decode::decode(api.schema, resource.type_id, object).map_err(|error| {
+        ApiError::bad_request(format!(
+            "{0} in version {1:?} cannot be handled as a {0}: {error}",
+            info.kind, info.version
+        ))
+    })?;
+    let unknown = unknown.iter().map(|field| format!("unknown field {field:?}"));
+    match query.get("fieldValidation") {
+        "Ignore" => Ok(Vec::new()),
+        "Strict" if unknown.len() > 0 => {
+            let all = unknown.collect::<Vec<_>>().join(", ");
+            let message = format!(
+                "{0} in version {1:?} cannot be handled as a {0}: strict decoding error: {all}",
+                info.kind, info.version
+            );
+            Err(ApiError::bad_request(message))
+        }
+        "" | "Warn" | "Strict" => Ok(unknown.collect()),
+        other => Err(ApiError::bad_request(format!(
+            "fieldValidation: Unsupported value: {other:?}: supported values: \"Ignore\", \
+             \"Strict\", \"Warn\""
+        ))),
+    }
+}

@@ -1,0 +1,89 @@
+//! What exists in every cluster before anyone has asked for it.
+
+use std::net::IpAddr;
+
+use roadstead_plan::alloc;
+use serde_json::{Value, json};
+use tracing::warn;
+
+use crate::api::Api;
+use crate::error::ApiError;
+use crate::write::{self, Part};
+
+const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
+
+/// Makes the first namespaces and the `kubernetes` Service, and points the Service at this
+/// server. What exists already is left as it is.
+pub async fn run(api: &Api) -> Result<(), ApiError> {
+    for namespace in NAMESPACES {
+        ensure(api, "", "v1", "namespaces", "", json!({"metadata": {"name": namespace}})).await?;
+    }
+    let first = alloc::nth(api.config.service_range, 1).to_string();
+    let service = json!({
+        "metadata": {
+            "name": "kubernetes",
+            "labels": {"component": "apiserver", "provider": "kubernetes"},
+        },
+        "spec": {
+            "clusterIP": first,
+            "ports": [{"name": "https", "port": 443,
+                "targetPort": api.config.advertise.map_or(6443, |(_, port)| port)}],
+        },
+    });
+    ensure(api, "", "v1", "services", "default", service).await?;
+    match api.config.advertise {
+        Some((address, port)) => advertise(api, address, port).await,
+        None => Ok(()),
+    }
+}
+
+async fn advertise(api: &Api, address: IpAddr, port: u16) -> Result<(), ApiError> {
+    let family = if address.is_ipv4() { "IPv4" } else { "IPv6" };
+    let slice = json!({
+        "metadata": {
+            "name": "kubernetes",
+            "labels": {"kubernetes.io/service-name": "kubernetes"},
+        },
+        "addressType": family,
+        "endpoints": [{"addresses": [address.to_string()], "conditions": {"ready": true}}],
+        "ports": [{"name": "https", "port": port, "protocol": "TCP"}],
+    });
+    ensure(api, "discovery.k8s.io", "v1", "endpointslices", "default", slice).await?;
+    let endpoints = json!({
+        "metadata": {
+            "name": "kubernetes",
+            "labels": {"endpointslice.kubernetes.io/skip-mirror": "true"},
+        },
+        "subsets": [{"addresses": [{"ip": address.to_string()}],
+            "ports": [{"name": "https", "port": port, "protocol": "TCP"}]}],
+    });
+    ensure(api, "", "v1", "endpoints", "default", endpoints).await
+}
+
+/// Creates the object, or brings everything but its status up to date.
+async fn ensure(
+    api: &Api,
+    group: &str,
+    version: &str,
+    plural: &str,
+    namespace: &str,
+    mut object: Value,
+) -> Result<(), ApiError> {
+    let resource = api.registry.find(group, version, plural).ok_or_else(ApiError::no_such_path)?;
+    object["apiVersion"] = resource.info().api_version().into();
+    object["kind"] = resource.info().kind.into();
+    let name = object["metadata"]["name"].as_str().unwrap_or("").to_owned();
+    match write::create(api, resource, namespace, object.clone(), false).await {
+        Err(error) if error.reason == "AlreadyExists" => {}
+        result => return result.map(drop),
+    }
+    if plural == "namespaces" {
+        return Ok(());
+    }
+    let change = |_: &Value| Ok(object.clone());
+    let updated = write::update(api, resource, namespace, &name, Part::Main, false, change).await;
+    if let Err(error) = updated {
+        warn!(object = %name, error = %error.message, "cannot bring a system object up to date");
+    }
+    Ok(())
+}

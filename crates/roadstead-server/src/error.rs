@@ -1,0 +1,201 @@
+//! Refusals, in the code, reason and wording that Kubernetes uses for them.
+
+use http::StatusCode;
+use roadstead_api::invalid::Cause;
+use roadstead_api::kind::Info;
+use roadstead_store::error::StoreError;
+use serde_json::{Value, json};
+
+/// A refusal that reaches the client as a `Status`.
+#[derive(Debug)]
+pub struct ApiError {
+    /// The HTTP status.
+    pub code: StatusCode,
+    /// The word that clients act on.
+    pub reason: &'static str,
+    /// The sentence that people read.
+    pub message: String,
+    /// `status.details`, if there is more to say.
+    pub details: Option<Value>,
+}
+
+impl ApiError {
+    fn new(code: StatusCode, reason: &'static str, message: impl Into<String>) -> Self {
+        Self { code, reason, message: message.into(), details: None }
+    }
+
+    fn about(mut self, info: &Info, name: &str) -> Self {
+        self.details = Some(json!({"name": name, "group": info.group, "kind": info.plural}));
+        self
+    }
+
+    /// The request makes no sense.
+    pub fn bad_request(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "BadRequest", message)
+    }
+
+    /// Nobody knows who is asking.
+    pub fn unauthorized() -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, "Unauthorized", "Unauthorized")
+    }
+
+    /// The one who asks may not.
+    pub fn forbidden(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::FORBIDDEN, "Forbidden", message)
+    }
+
+    /// There is no such path.
+    pub fn no_such_path() -> Self {
+        let message = "the server could not find the requested resource";
+        let mut error = Self::new(StatusCode::NOT_FOUND, "NotFound", message);
+        error.details = Some(json!({}));
+        error
+    }
+
+    /// There is no such object.
+    pub fn not_found(info: &Info, name: &str) -> Self {
+        let message = format!("{} {name:?} not found", info.resource());
+        Self::new(StatusCode::NOT_FOUND, "NotFound", message).about(info, name)
+    }
+
+    /// There is such a path, but not for this method.
+    pub fn method_not_allowed() -> Self {
+        let message = "the server does not allow this method on the requested resource";
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed", message)
+    }
+
+    /// There is such an object already.
+    pub fn already_exists(info: &Info, name: &str) -> Self {
+        let message = format!("{} {name:?} already exists", info.resource());
+        Self::new(StatusCode::CONFLICT, "AlreadyExists", message).about(info, name)
+    }
+
+    /// Somebody else changed the object first.
+    pub fn modified(info: &Info, name: &str) -> Self {
+        Self::conflict(
+            info,
+            name,
+            "the object has been modified; please apply your changes to the latest version and \
+             try again",
+        )
+    }
+
+    /// The object is not what the request expects it to be.
+    pub fn conflict(info: &Info, name: &str, why: &str) -> Self {
+        let message =
+            format!("Operation cannot be fulfilled on {} {name:?}: {why}", info.resource());
+        Self::new(StatusCode::CONFLICT, "Conflict", message).about(info, name)
+    }
+
+    /// The object is wrong.
+    pub fn invalid(info: &Info, name: &str, causes: &[Cause]) -> Self {
+        let lines: Vec<_> = causes.iter().map(ToString::to_string).collect();
+        let lines = match &lines[..] {
+            [one] => one.clone(),
+            many => format!("[{}]", many.join(", ")),
+        };
+        let kind = match info.group {
+            "" => info.kind.to_owned(),
+            group => format!("{}.{group}", info.kind),
+        };
+        let message = format!("{kind} {name:?} is invalid: {lines}");
+        let mut error = Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message);
+        let causes: Vec<_> = causes.iter().map(Cause::to_json).collect();
+        error.details =
+            Some(json!({"name": name, "group": info.group, "kind": info.kind, "causes": causes}));
+        error
+    }
+
+    /// The namespace is being deleted: nothing new may be put into it.
+    pub fn terminating(info: &Info, name: &str, namespace: &str) -> Self {
+        let why = format!(
+            "unable to create new content in namespace {namespace} because it is being terminated"
+        );
+        let message = format!("{} {name:?} is forbidden: {why}", info.resource());
+        let mut error = Self::forbidden(message).about(info, name);
+        if let Some(details) = &mut error.details {
+            let cause = format!("namespace {namespace} is being terminated");
+            details["causes"] = json!([{"reason": "NamespaceTerminating", "message": cause,
+                "field": "metadata.namespace"}]);
+        }
+        error
+    }
+
+    /// The patch makes sense, but not for this object.
+    pub fn unprocessable(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message)
+    }
+
+    /// The body is in a format we do not read.
+    pub fn unsupported_media_type(accepted: &str) -> Self {
+        let message = format!(
+            "the body of the request was in an unknown format - accepted media types include: \
+             {accepted}"
+        );
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "UnsupportedMediaType", message)
+    }
+
+    /// The client accepts nothing that we can write.
+    pub fn not_acceptable() -> Self {
+        let message = "only the following media types are accepted: application/json, \
+            application/json;as=Table;v=v1;g=meta.k8s.io";
+        Self::new(StatusCode::NOT_ACCEPTABLE, "NotAcceptable", message)
+    }
+
+    /// The body is larger than anything we store.
+    pub fn too_large(limit: usize) -> Self {
+        let message = format!("Request entity too large: limit is {limit}");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "RequestEntityTooLarge", message)
+    }
+
+    /// The history that the client wants to read is gone.
+    pub fn expired(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::GONE, "Expired", message)
+    }
+
+    /// The client asks for a state that nobody has written yet.
+    pub fn too_large_version(asked: u64, newest: u64) -> Self {
+        let message = format!("Too large resource version: {asked}, current: {newest}");
+        let mut error = Self::new(StatusCode::GATEWAY_TIMEOUT, "Timeout", message);
+        let cause = "Too large resource version";
+        error.details = Some(json!({"retryAfterSeconds": 1,
+            "causes": [{"reason": "ResourceVersionTooLarge", "message": cause}]}));
+        error
+    }
+
+    /// Something went wrong that is not the client's fault.
+    pub fn internal(message: impl Into<String>) -> Self {
+        let message = format!("Internal error occurred: {}", message.into());
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", message)
+    }
+
+    /// The body of the answer.
+    pub fn to_status(&self) -> Value {
+        let mut status = json!({
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": self.message,
+            "reason": self.reason,
+            "code": self.code.as_u16(),
+        });
+        if let Some(details) = &self.details {
+            status["details"] = details.clone();
+        }
+        status
+    }
+}
+
+/// For reads: writes handle conflicts themselves.
+impl From<StoreError> for ApiError {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Compacted { asked, oldest } => {
+                Self::expired(format!("too old resource version: {asked} ({oldest})"))
+            }
+            StoreError::Future { asked, newest } => Self::too_large_version(asked.0, newest.0),
+            conflict @ StoreError::Conflict { .. } => Self::internal(conflict.to_string()),
+        }
+    }
+}

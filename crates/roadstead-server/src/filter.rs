@@ -1,0 +1,122 @@
+//! Which objects a list or a watch is about.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use roadstead_api::selector::{FieldCondition, Selector};
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::error::ApiError;
+use crate::registry::Resource;
+use crate::request::Query;
+
+/// Conditions on namespace, name, labels and fields.
+#[derive(Debug)]
+pub struct Filter {
+    prefix: String,
+    labels: Selector,
+    name: Option<FieldCondition>,
+    /// Conditions on the content, with the pointer to the field.
+    fields: Vec<(&'static str, FieldCondition)>,
+}
+
+impl Filter {
+    /// Reads the selectors of a request; `name` narrows it to one object.
+    pub fn new(
+        resource: &Resource,
+        namespace: &str,
+        name: &str,
+        query: &Query,
+    ) -> Result<Self, ApiError> {
+        let mut prefix = resource.prefix(namespace);
+        let mut by_name = None;
+        let mut fields = Vec::new();
+        if !name.is_empty() {
+            by_name = Some(FieldCondition {
+                label: "metadata.name".into(),
+                value: name.into(),
+                equal: true,
+            });
+        }
+        for condition in query.fields()? {
+            let known =
+                resource.kind.selectable().iter().find(|(label, _)| *label == condition.label);
+            match (condition.label.as_str(), known) {
+                ("metadata.name", _) => by_name = Some(condition),
+                ("metadata.namespace", _) if condition.equal => {
+                    if prefix.is_empty() {
+                        prefix = resource.prefix(&condition.value);
+                    }
+                }
+                ("metadata.namespace", _) => fields.push(("/metadata/namespace", condition)),
+                (_, Some((_, pointer))) => fields.push((pointer, condition)),
+                (label, None) => {
+                    let message = format!("field label not supported: {label}");
+                    return Err(ApiError::bad_request(message));
+                }
+            }
+        }
+        Ok(Self { prefix, labels: query.labels()?, name: by_name, fields })
+    }
+
+    /// How the paths of all matching objects begin.
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// Whether more than the path decides.
+    pub fn looks_inside(&self) -> bool {
+        !self.labels.is_empty() || self.name.is_some() || !self.fields.is_empty()
+    }
+
+    /// Whether an object matches.
+    pub fn matches(&self, path: &str, bytes: &[u8]) -> bool {
+        path.starts_with(&self.prefix)
+            && self.name_matches(path)
+            && self.labels_match(bytes)
+            && self.fields_match(bytes)
+    }
+
+    fn name_matches(&self, path: &str) -> bool {
+        let name = path.rsplit('/').next().unwrap_or(path);
+        self.name.as_ref().is_none_or(|condition| (condition.value == name) == condition.equal)
+    }
+
+    fn labels_match(&self, bytes: &[u8]) -> bool {
+        if self.labels.is_empty() {
+            return true;
+        }
+        let labelled: Labelled<'_> = serde_json::from_slice(bytes).unwrap_or_default();
+        self.labels.matches(|key| labelled.metadata.labels.get(key).map(AsRef::as_ref))
+    }
+
+    fn fields_match(&self, bytes: &[u8]) -> bool {
+        if self.fields.is_empty() {
+            return true;
+        }
+        let object: Value = serde_json::from_slice(bytes).unwrap_or_default();
+        self.fields.iter().all(|(pointer, condition)| {
+            let found = match object.pointer(pointer) {
+                Some(Value::String(text)) => text.clone(),
+                None | Some(Value::Null) if condition.value == "false" => "false".into(),
+                None | Some(Value::Null) => String::new(),
+                Some(other) => other.to_string(),
+            };
+            (found == condition.value) == condition.equal
+        })
+    }
+}
+
+/// As much of an object as label selectors need.
+#[derive(Default, Deserialize)]
+struct Labelled<'a> {
+    #[serde(borrow, default)]
+    metadata: LabelledMetadata<'a>,
+}
+
+#[derive(Default, Deserialize)]
+struct LabelledMetadata<'a> {
+    #[serde(borrow, default)]
+    labels: BTreeMap<Cow<'a, str>, Cow<'a, str>>,
+}

@@ -1,0 +1,402 @@
+//! From an HTTP request to the function that answers it.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::StreamExt;
+use http::header::{ACCEPT, CONTENT_TYPE, HeaderValue, WARNING};
+use http::{Method, Request, Response, StatusCode};
+use http_body::Frame;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited, StreamBody};
+use serde_json::{Value, json};
+
+use crate::api::{Api, User};
+use crate::delete::{self, Deleted};
+use crate::error::ApiError;
+use crate::patch::Patch;
+use crate::registry::Resource;
+use crate::request::{Query, Target};
+use crate::view::View;
+use crate::write::{Part, Written};
+use crate::{authorize, body, discovery, object, read, scale, watch, write};
+
+/// The body of every answer.
+pub type Body = UnsyncBoxBody<Bytes, Infallible>;
+
+/// Answers one request.
+pub async fn handle<B>(api: Arc<Api>, user: User, request: Request<B>) -> Response<Body>
+where
+    B: http_body::Body<Data = Bytes> + Send,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    match answer(&api, &user, request).await {
+        Ok(response) => response,
+        Err(error) => failure(&error),
+    }
+}
+
+/// The Status of a refusal as a response.
+pub fn failure(error: &ApiError) -> Response<Body> {
+    respond(error.code, error.to_status().to_string())
+}
+
+async fn answer<B>(api: &Api, user: &User, request: Request<B>) -> Result<Response<Body>, ApiError>
+where
+    B: http_body::Body<Data = Bytes> + Send,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let (parts, body) = request.into_parts();
+    let path = parts.uri.path();
+    let query = Query::parse(parts.uri.query());
+    let header = |name| parts.headers.get(name).and_then(|v: &HeaderValue| v.to_str().ok());
+    let accept = header(ACCEPT).unwrap_or("");
+    authorize::path(user, path)?;
+    if let Some(response) = fixed(api, path, accept) {
+        return Ok(response);
+    }
+    let target = Target::parse(path).ok_or_else(ApiError::no_such_path)?;
+    let resource = api.registry.find(target.group, target.version, target.plural);
+    let resource = resource.ok_or_else(ApiError::no_such_path)?;
+    check_scope(resource, &target, &parts.method)?;
+    authorize::verb(user, &parts.method, resource, &target)?;
+    let call = Call {
+        api,
+        resource,
+        target,
+        query,
+        view: View::choose(accept, Query::parse(parts.uri.query()).get("includeObject"))?,
+        media_type: header(CONTENT_TYPE).unwrap_or(""),
+        body: collect(body).await?,
+    };
+    match (parts.method.as_str(), call.target.name, call.target.subresource) {
+        ("GET", "", _) if call.query.flag("watch") => call.watch(),
+        ("GET", "", _) => call.list(),
+        ("GET", _, "") if call.query.flag("watch") => call.watch(),
+        ("GET", _, "" | "status") => call.get(),
+        ("GET", _, "scale") => call.get_scale(),
+        ("POST", "", _) => call.create().await,
+        ("POST", _, "binding") => call.bind().await,
+        ("PUT", _, "") => call.replace(Part::Main).await,
+        ("PUT", _, "status") => call.replace(Part::Status).await,
+        ("PUT", _, "scale") => call.replace_scale().await,
+        ("PUT", _, "finalize") => call.finalize().await,
+        ("PATCH", _, "") => call.patch(Part::Main).await,
+        ("PATCH", _, "status") => call.patch(Part::Status).await,
+        ("PATCH", _, "scale") => call.patch_scale().await,
+        ("DELETE", "", _) => call.delete_many().await,
+        ("DELETE", _, "") => call.delete().await,
+        _ => Err(ApiError::method_not_allowed()),
+    }
+}
+
+/// Answers that do not depend on objects.
+fn fixed(api: &Api, path: &str, accept: &str) -> Option<Response<Body>> {
+    let json = |value: Value| Some(respond(StatusCode::OK, value.to_string()));
+    let aggregated = |core| {
+        let value = discovery::aggregated(&api.registry, core).to_string();
+        let mut response = respond(StatusCode::OK, value);
+        let media_type = HeaderValue::from_static(discovery::AGGREGATED);
+        response.headers_mut().insert(CONTENT_TYPE, media_type);
+        Some(response)
+    };
+    let parts: Vec<_> = path.trim_matches('/').split('/').collect();
+    match parts[..] {
+        [""] => json(json!({"paths": ["/api", "/apis", "/healthz", "/livez", "/openapi/v3",
+            "/readyz", "/version"]})),
+        ["healthz" | "livez" | "readyz", ..] => Some(text("ok")),
+        ["version"] => json(discovery::version()),
+        ["api"] if discovery::wants_aggregated(accept) => aggregated(true),
+        ["apis"] if discovery::wants_aggregated(accept) => aggregated(false),
+        ["api"] => json(discovery::core_versions()),
+        ["apis"] => json(discovery::groups(&api.registry)),
+        ["apis", group] => discovery::group(&api.registry, group).and_then(json),
+        ["api", version] => discovery::resources(&api.registry, "", version).and_then(json),
+        ["apis", group, version] => {
+            discovery::resources(&api.registry, group, version).and_then(json)
+        }
+        ["openapi", "v3"] => json(api.documents.index(&api.registry)),
+        ["openapi", "v3", ..] => {
+            let path = path.trim_matches('/').strip_prefix("openapi/v3/")?;
+            let document = api.documents.document(&api.registry, path)?;
+            Some(ok(document))
+        }
+        _ => None,
+    }
+}
+
+fn check_scope(resource: &Resource, target: &Target<'_>, method: &Method) -> Result<(), ApiError> {
+    let info = resource.info();
+    let misplaced = !info.namespaced && !target.namespace.is_empty();
+    let homeless = info.namespaced
+        && target.namespace.is_empty()
+        && !(target.name.is_empty() && method == Method::GET);
+    if misplaced || homeless {
+        return Err(ApiError::no_such_path());
+    }
+    Ok(())
+}
+
+async fn collect<B>(body: B) -> Result<Bytes, ApiError>
+where
+    B: http_body::Body<Data = Bytes> + Send,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    match Limited::new(body, body::LIMIT).collect().await {
+        Ok(collected) => Ok(collected.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => Err(ApiError::too_large(body::LIMIT)),
+        Err(error) => Err(ApiError::bad_request(format!("the body could not be read: {error}"))),
+    }
+}
+
+/// A request about objects, taken apart.
+struct Call<'a> {
+    api: &'a Api,
+    resource: &'a Resource,
+    target: Target<'a>,
+    query: Query,
+    view: View,
+    media_type: &'a str,
+    body: Bytes,
+}
+
+impl Call<'_> {
+    fn get(&self) -> Result<Response<Body>, ApiError> {
+        read::get(self.api, self.resource, &self.target, self.view).map(ok)
+    }
+
+    fn list(&self) -> Result<Response<Body>, ApiError> {
+        read::list(self.api, self.resource, &self.target, &self.query, self.view).map(ok)
+    }
+
+    fn watch(&self) -> Result<Response<Body>, ApiError> {
+        let watch = read::watch(self.api, self.resource, &self.target, &self.query, self.view)?;
+        let frames = watch::lines(watch).map(|line| Ok(Frame::data(line)));
+        let mut response = Response::new(BodyExt::boxed_unsync(StreamBody::new(frames)));
+        let media_type = HeaderValue::from_static("application/json");
+        response.headers_mut().insert(CONTENT_TYPE, media_type);
+        Ok(response)
+    }
+
+    /// The object in the body, decoded as the kind of the path.
+    fn object(&self) -> Result<(Value, Vec<String>), ApiError> {
+        let mut object = body::read(self.media_type, &self.body)?;
+        let warnings = body::decode_as(self.api, self.resource, &self.query, &mut object)?;
+        Ok((object, warnings))
+    }
+
+    async fn create(&self) -> Result<Response<Body>, ApiError> {
+        let (object, warnings) = self.object()?;
+        let (namespace, dry_run) = (self.target.namespace, self.query.dry_run()?);
+        let written = write::create(self.api, self.resource, namespace, object, dry_run).await?;
+        Ok(self.wrote(written, warnings))
+    }
+
+    async fn replace(&self, part: Part) -> Result<Response<Body>, ApiError> {
+        let (object, warnings) = self.object()?;
+        let Target { namespace, name, .. } = self.target;
+        let dry_run = self.query.dry_run()?;
+        let change = |_: &Value| Ok(object.clone());
+        let written =
+            write::update(self.api, self.resource, namespace, name, part, dry_run, change).await;
+        let written = match written {
+            Err(error)
+                if error.reason == "NotFound"
+                    && self.resource.info().create_on_update
+                    && part == Part::Main =>
+            {
+                write::create(self.api, self.resource, namespace, object, dry_run).await?
+            }
+            other => other?,
+        };
+        Ok(self.wrote(written, warnings))
+    }
+
+    async fn patch(&self, part: Part) -> Result<Response<Body>, ApiError> {
+        let patch = Patch::read(self.media_type, &self.body)?;
+        let Target { namespace, name, .. } = self.target;
+        let dry_run = self.query.dry_run()?;
+        let warnings = std::sync::Mutex::new(Vec::new());
+        let change = |old: &Value| {
+            let mut new = patch.apply(self.api, self.resource, old)?;
+            let found = body::decode_as(self.api, self.resource, &self.query, &mut new)?;
+            *warnings.lock().expect("nobody panics with the warnings") = found;
+            Ok(new)
+        };
+        let written =
+            write::update(self.api, self.resource, namespace, name, part, dry_run, change).await?;
+        let warnings = warnings.into_inner().expect("nobody panics with the warnings");
+        Ok(self.wrote(written, warnings))
+    }
+
+    fn get_scale(&self) -> Result<Response<Body>, ApiError> {
+        self.check_scalable()?;
+        let entry = read::entry(self.api, self.resource, &self.target)?;
+        Ok(ok(scale::scale_of(&object::value(&entry)).to_string()))
+    }
+
+    async fn replace_scale(&self) -> Result<Response<Body>, ApiError> {
+        let wanted = body::read(self.media_type, &self.body)?;
+        self.scale(|old| scale::scaled(old, &wanted)).await
+    }
+
+    async fn patch_scale(&self) -> Result<Response<Body>, ApiError> {
+        let patch = Patch::read(self.media_type, &self.body)?;
+        self.scale(|old| {
+            let mut wanted = scale::scale_of(old);
+            wanted["metadata"].as_object_mut().map(|metadata| metadata.remove("resourceVersion"));
+            let wanted = match &patch {
+                Patch::Json(_) => patch.apply(self.api, self.resource, &wanted)?,
+                Patch::Merge(patch) | Patch::Strategic(patch) => {
+                    roadstead_patch::merge(&mut wanted, patch)
+                        .map_err(|error| ApiError::bad_request(error.to_string()))?;
+                    wanted
+                }
+            };
+            scale::scaled(old, &wanted)
+        })
+        .await
+    }
+
+    async fn scale(
+        &self,
+        change: impl Fn(&Value) -> Result<Value, ApiError>,
+    ) -> Result<Response<Body>, ApiError> {
+        self.check_scalable()?;
+        let Target { namespace, name, .. } = self.target;
+        let dry_run = self.query.dry_run()?;
+        let written =
+            write::update(self.api, self.resource, namespace, name, Part::Main, dry_run, change)
+                .await?;
+        Ok(ok(scale::scale_of(&object::value(&written.entry)).to_string()))
+    }
+
+    fn check_scalable(&self) -> Result<(), ApiError> {
+        if self.resource.info().scale { Ok(()) } else { Err(ApiError::no_such_path()) }
+    }
+
+    /// Puts a pod onto a node.
+    async fn bind(&self) -> Result<Response<Body>, ApiError> {
+        let binding = body::read(self.media_type, &self.body)?;
+        let node = binding["target"]["name"].clone();
+        let Target { namespace, name, .. } = self.target;
+        let info = self.resource.info();
+        let change = |old: &Value| {
+            if let Some(taken) = old["spec"]["nodeName"].as_str() {
+                let why = format!("pod {name} is already assigned to node {taken:?}");
+                return Err(ApiError::conflict(info, name, &why));
+            }
+            let mut new = old.clone();
+            new["spec"]["nodeName"] = node.clone();
+            let now = write::seconds(jiff::Timestamp::now());
+            let bound =
+                json!({"type": "PodScheduled", "status": "True", "lastTransitionTime": now});
+            new["status"]["conditions"] = json!([bound]);
+            Ok(new)
+        };
+        let dry_run = self.query.dry_run()?;
+        write::update(self.api, self.resource, namespace, name, Part::Whole, dry_run, change)
+            .await?;
+        let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {},
+            "status": "Success", "code": 201});
+        Ok(respond(StatusCode::CREATED, status.to_string()))
+    }
+
+    /// Releases a namespace that is empty.
+    async fn finalize(&self) -> Result<Response<Body>, ApiError> {
+        let wanted = body::read(self.media_type, &self.body)?;
+        let change = |old: &Value| {
+            let mut new = old.clone();
+            new["spec"] = wanted["spec"].clone();
+            new["metadata"]["deletionGracePeriodSeconds"] = 0.into();
+            Ok(new)
+        };
+        let Target { namespace, name, .. } = self.target;
+        let part = Part::Whole;
+        let written =
+            write::update(self.api, self.resource, namespace, name, part, false, change).await?;
+        Ok(self.wrote(written, Vec::new()))
+    }
+
+    fn delete_options(&self) -> Result<delete::Options, ApiError> {
+        let mut options = match self.body.is_empty() {
+            true => Value::Null,
+            false => body::read(self.media_type, &self.body)?,
+        };
+        if !self.query.get("gracePeriodSeconds").is_empty() {
+            options["gracePeriodSeconds"] = self.query.number("gracePeriodSeconds")?.into();
+        }
+        Ok(delete::Options::read(&options, self.query.dry_run()?))
+    }
+
+    async fn delete(&self) -> Result<Response<Body>, ApiError> {
+        let options = self.delete_options()?;
+        let Target { namespace, name, .. } = self.target;
+        let deleted = delete::delete(self.api, self.resource, namespace, name, &options).await?;
+        Ok(match deleted {
+            Deleted::Going(entry) => ok(object::served(&entry)),
+            Deleted::Gone(object) if self.resource.info().delete_returns_object => {
+                ok(object.to_string())
+            }
+            Deleted::Gone(object) => ok(delete::success(self.resource, &object).to_string()),
+        })
+    }
+
+    async fn delete_many(&self) -> Result<Response<Body>, ApiError> {
+        let options = self.delete_options()?;
+        let filter =
+            crate::filter::Filter::new(self.resource, self.target.namespace, "", &self.query)?;
+        let found = self.api.store.list(&self.resource.bucket, filter.prefix(), None)?;
+        for entry in &found.entries {
+            if !filter.matches(&entry.key.path, &entry.value) {
+                continue;
+            }
+            let (namespace, name) = entry.key.path.split_once('/').unwrap_or(("", &entry.key.path));
+            match delete::delete(self.api, self.resource, namespace, name, &options).await {
+                Err(error) if error.reason == "NotFound" => {}
+                result => {
+                    result?;
+                }
+            }
+        }
+        let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {},
+            "status": "Success", "details": {"kind": self.resource.info().plural}});
+        Ok(ok(status.to_string()))
+    }
+
+    fn wrote(&self, written: Written, warnings: Vec<String>) -> Response<Body> {
+        let code = if written.created { StatusCode::CREATED } else { StatusCode::OK };
+        let body = match self.view {
+            View::Object => write::answer(&written),
+            view => view.one(self.resource, &written.entry, jiff::Timestamp::now()),
+        };
+        let mut response = respond(code, body);
+        for warning in warnings.iter().chain(&written.warnings) {
+            let text = format!("299 - \"{}\"", warning.replace('\\', "\\\\").replace('"', "\\\""));
+            if let Ok(value) = HeaderValue::from_str(&text) {
+                response.headers_mut().append(WARNING, value);
+            }
+        }
+        response
+    }
+}
+
+fn ok(body: impl Into<Bytes>) -> Response<Body> {
+    respond(StatusCode::OK, body)
+}
+
+fn text(body: &'static str) -> Response<Body> {
+    let mut response = respond(StatusCode::OK, body);
+    let media_type = HeaderValue::from_static("text/plain; charset=utf-8");
+    response.headers_mut().insert(CONTENT_TYPE, media_type);
+    response
+}
+
+fn respond(code: StatusCode, body: impl Into<Bytes>) -> Response<Body> {
+    let mut response = Response::new(Full::new(body.into()).boxed_unsync());
+    *response.status_mut() = code;
+    let media_type = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(CONTENT_TYPE, media_type);
+    response
+}

@@ -1,0 +1,206 @@
+//! The certificates of a cluster: its own authority, the server's, and those of clients.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
+};
+use rustls::RootCertStore;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use crate::api::User;
+
+/// Why certificates could not be made or read.
+#[derive(Debug, thiserror::Error)]
+pub enum IdentityError {
+    /// The files of the authority cannot be used.
+    #[error("cannot use {path}")]
+    File {
+        /// Which file.
+        path: PathBuf,
+        /// What went wrong.
+        source: io::Error,
+    },
+    /// A certificate could not be made or read.
+    #[error("cannot make a certificate")]
+    Certificate(#[from] rcgen::Error),
+    /// TLS does not accept what we made.
+    #[error("cannot set up TLS")]
+    Tls(#[from] rustls::Error),
+    /// A certificate in a file is not one.
+    #[error("the certificate of the authority is unreadable: {0}")]
+    Pem(String),
+}
+
+/// A certificate with its key.
+#[derive(Clone, Debug)]
+pub struct Pair {
+    /// The certificate, in PEM.
+    pub certificate: String,
+    /// Its private key, in PEM.
+    pub key: String,
+}
+
+/// Who signs the certificates of the cluster.
+pub struct Authority {
+    pair: Pair,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Authority {
+    /// A new authority that lives as long as the process.
+    pub fn ephemeral() -> Result<Self, IdentityError> {
+        let key = KeyPair::generate()?;
+        let mut params = CertificateParams::new(Vec::new())?;
+        params.distinguished_name.push(DnType::CommonName, "roadstead-ca");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
+        params.not_before = rcgen::date_time_ymd(2020, 1, 1);
+        params.not_after = rcgen::date_time_ymd(2060, 1, 1);
+        let certificate = params.self_signed(&key)?.pem();
+        let pair = Pair { certificate, key: key.serialize_pem() };
+        Ok(Self { pair, issuer: Issuer::new(params, key) })
+    }
+
+    /// The authority kept in a directory, made on first use.
+    pub fn in_directory(directory: &Path) -> Result<Self, IdentityError> {
+        let file = |path: &Path| {
+            let path = path.to_owned();
+            move |source| IdentityError::File { path, source }
+        };
+        let (certificate, key) = (directory.join("ca.crt"), directory.join("ca.key"));
+        if key.exists() {
+            let read = |path: &Path| fs::read_to_string(path).map_err(file(path));
+            let pair = Pair { certificate: read(&certificate)?, key: read(&key)? };
+            let signing = KeyPair::from_pem(&pair.key)?;
+            let issuer = Issuer::from_ca_cert_pem(&pair.certificate, signing)?;
+            return Ok(Self { pair, issuer });
+        }
+        let authority = Self::ephemeral()?;
+        let mut builder = fs::DirBuilder::new();
+        builder.recursive(true).mode(0o700).create(directory).map_err(file(directory))?;
+        // The key last: it is what says that the authority is complete.
+        write_secret(&certificate, &authority.pair.certificate).map_err(file(&certificate))?;
+        write_secret(&key, &authority.pair.key).map_err(file(&key))?;
+        Ok(authority)
+    }
+
+    /// The certificate that clients trust, in PEM.
+    pub fn certificate(&self) -> &str {
+        &self.pair.certificate
+    }
+
+    /// A certificate for a server that is reached under these names and addresses.
+    pub fn server(&self, names: Vec<String>) -> Result<Pair, IdentityError> {
+        let mut params = CertificateParams::new(names)?;
+        params.distinguished_name.push(DnType::CommonName, "roadstead-apiserver");
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        self.sign(params)
+    }
+
+    /// A certificate for a client: its name and its group.
+    pub fn client(&self, name: &str, group: &str) -> Result<Pair, IdentityError> {
+        let mut params = CertificateParams::new(Vec::new())?;
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.distinguished_name.push(DnType::OrganizationName, group);
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        self.sign(params)
+    }
+
+    fn sign(&self, mut params: CertificateParams) -> Result<Pair, IdentityError> {
+        params.not_before = rcgen::date_time_ymd(2020, 1, 1);
+        params.not_after = rcgen::date_time_ymd(2060, 1, 1);
+        let key = KeyPair::generate()?;
+        let certificate = params.signed_by(&key, &self.issuer)?.pem();
+        Ok(Pair { certificate, key: key.serialize_pem() })
+    }
+
+    /// TLS that shows `server` and believes client certificates of this authority.
+    pub fn tls(&self, server: &Pair) -> Result<Arc<rustls::ServerConfig>, IdentityError> {
+        let pem = |error: rustls::pki_types::pem::Error| IdentityError::Pem(error.to_string());
+        let mut roots = RootCertStore::empty();
+        roots
+            .add(CertificateDer::from_pem_slice(self.pair.certificate.as_bytes()).map_err(pem)?)?;
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider.clone())
+            .allow_unauthenticated()
+            .build()
+            .map_err(|error| IdentityError::Pem(error.to_string()))?;
+        let chain =
+            vec![CertificateDer::from_pem_slice(server.certificate.as_bytes()).map_err(pem)?];
+        let key = PrivateKeyDer::from_pem_slice(server.key.as_bytes()).map_err(pem)?;
+        let mut config = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(chain, key)?;
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        Ok(Arc::new(config))
+    }
+
+    /// A kubeconfig with one context, `roadstead`.
+    pub fn kubeconfig(&self, server: &str, client: &Pair) -> String {
+        let encode = |text: &str| STANDARD.encode(text);
+        format!(
+            "apiVersion: v1\n\
+             kind: Config\n\
+             current-context: roadstead\n\
+             clusters:\n\
+             - name: roadstead\n\
+             \x20 cluster:\n\
+             \x20   server: {server}\n\
+             \x20   certificate-authority-data: {}\n\
+             contexts:\n\
+             - name: roadstead\n\
+             \x20 context:\n\
+             \x20   cluster: roadstead\n\
+             \x20   user: roadstead-admin\n\
+             users:\n\
+             - name: roadstead-admin\n\
+             \x20 user:\n\
+             \x20   client-certificate-data: {}\n\
+             \x20   client-key-data: {}\n",
+            encode(&self.pair.certificate),
+            encode(&client.certificate),
+            encode(&client.key),
+        )
+    }
+}
+
+/// Writes a file that only its owner can read, completely or not at all.
+pub fn write_secret(path: &Path, text: &str) -> io::Result<()> {
+    let unfinished = path.with_extension("new");
+    let mut options = fs::OpenOptions::new();
+    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&unfinished)?;
+    io::Write::write_all(&mut file, text.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&unfinished, path)
+}
+
+/// Who a client certificate says its holder is: the common name and the organizations.
+pub fn user_of(certificate: &CertificateDer<'_>) -> Option<User> {
+    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
+    let subject = certificate.subject();
+    let name = subject.iter_common_name().next()?.as_str().ok()?.to_owned();
+    let groups = subject.iter_organization().filter_map(|part| part.as_str().ok());
+    let groups = groups.map(str::to_owned).chain(["system:authenticated".to_owned()]).collect();
+    Some(User { name, groups })
+}
+
+#[test]
+fn a_certificate_says_who_its_holder_is() {
+    let authority = Authority::ephemeral().unwrap();
+    let pair = authority.client("jane", "system:masters").unwrap();
+    let der = CertificateDer::from_pem_slice(pair.certificate.as_bytes()).unwrap();
+    let user = user_of(&der).unwrap();
+    assert_eq!((user.name.as_str(), user.is_master()), ("jane", true));
+}

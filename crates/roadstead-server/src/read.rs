@@ -1,0 +1,175 @@
+//! Reading: one object, a list of them, or a watch.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use bytes::Bytes;
+use jiff::Timestamp;
+use roadstead_store::entry::{Entry, Revision};
+use roadstead_store::error::StoreError;
+use serde::{Deserialize, Serialize};
+
+use crate::api::Api;
+use crate::error::ApiError;
+use crate::filter::Filter;
+use crate::registry::Resource;
+use crate::request::{Query, Target};
+use crate::view::{Listed, View};
+use crate::watch::{Initial, Watch};
+
+/// One object.
+pub fn get(
+    api: &Api,
+    resource: &Resource,
+    target: &Target<'_>,
+    view: View,
+) -> Result<Bytes, ApiError> {
+    let entry = entry(api, resource, target)?;
+    Ok(view.one(resource, &entry, Timestamp::now()))
+}
+
+/// The entry of one object.
+pub fn entry(api: &Api, resource: &Resource, target: &Target<'_>) -> Result<Arc<Entry>, ApiError> {
+    let key = resource.key(target.namespace, target.name);
+    api.store.get(&key).ok_or_else(|| ApiError::not_found(resource.info(), target.name))
+}
+
+/// Where the next page of a list begins.
+#[derive(Debug, Serialize, Deserialize)]
+struct Continue {
+    #[serde(rename = "v")]
+    version: String,
+    #[serde(rename = "rv")]
+    revision: u64,
+    start: String,
+}
+
+impl Continue {
+    fn read(text: &str) -> Result<Self, ApiError> {
+        let bytes = URL_SAFE_NO_PAD.decode(text).ok();
+        let token: Option<Self> = bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        token
+            .filter(|token| token.version == "meta.k8s.io/v1")
+            .ok_or_else(|| ApiError::bad_request("continue key is not valid"))
+    }
+
+    fn write(revision: Revision, start: &str) -> String {
+        let token =
+            Self { version: "meta.k8s.io/v1".into(), revision: revision.0, start: start.into() };
+        URL_SAFE_NO_PAD.encode(serde_json::to_vec(&token).expect("a token can be written"))
+    }
+}
+
+/// The objects of a kind, or a page of them.
+pub fn list(
+    api: &Api,
+    resource: &Resource,
+    target: &Target<'_>,
+    query: &Query,
+    view: View,
+) -> Result<Bytes, ApiError> {
+    let filter = Filter::new(resource, target.namespace, target.name, query)?;
+    let limit = usize::try_from(query.number("limit")?).unwrap_or(usize::MAX);
+    let token = match query.get("continue") {
+        "" => None,
+        text => Some(Continue::read(text)?),
+    };
+    let at = match &token {
+        Some(token) => Some(Revision(token.revision)),
+        None => snapshot_revision(api, query)?,
+    };
+    let snapshot =
+        api.store.list(&resource.bucket, filter.prefix(), at).map_err(|error| match error {
+            StoreError::Compacted { .. } if token.is_some() => ApiError::expired(
+                "The provided continue parameter is too old to display a consistent list result.",
+            ),
+            StoreError::Compacted { .. } => {
+                ApiError::expired("The resourceVersion for the provided list is too old.")
+            }
+            other => other.into(),
+        })?;
+    let start = token.map(|token| token.start).unwrap_or_default();
+    let mut entries = snapshot.entries;
+    entries.retain(|entry| {
+        *entry.key.path > *start
+            && (!filter.looks_inside() || filter.matches(&entry.key.path, &entry.value))
+    });
+    let (mut next, mut remaining) = (String::new(), None);
+    if limit > 0 && entries.len() > limit {
+        if !filter.looks_inside() {
+            remaining = Some(entries.len() - limit);
+        }
+        entries.truncate(limit);
+        let last = entries.last().expect("a page has at least one entry");
+        next = Continue::write(snapshot.revision, &last.key.path);
+    }
+    let listed = Listed { entries: &entries, revision: snapshot.revision, next, remaining };
+    Ok(view.many(resource, &listed, Timestamp::now()))
+}
+
+/// The past revision that a list insists on, if it does.
+fn snapshot_revision(api: &Api, query: &Query) -> Result<Option<Revision>, ApiError> {
+    let asked = query.get("resourceVersion");
+    let matching = query.get("resourceVersionMatch");
+    if asked.is_empty() && !matching.is_empty() {
+        return Err(ApiError::unprocessable(
+            "resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden unless \
+             resourceVersion is provided",
+        ));
+    }
+    let revision = Revision(query.number("resourceVersion")?);
+    match matching {
+        "Exact" => Ok(Some(revision)),
+        "" | "NotOlderThan" => {
+            let newest = api.store.revision();
+            if revision > newest {
+                return Err(ApiError::too_large_version(revision.0, newest.0));
+            }
+            Ok(None)
+        }
+        other => Err(ApiError::unprocessable(format!(
+            "resourceVersionMatch: Unsupported value: {other:?}: supported values: \"Exact\", \
+             \"NotOlderThan\""
+        ))),
+    }
+}
+
+/// A watch of the objects of a kind.
+pub fn watch(
+    api: &Api,
+    resource: &Resource,
+    target: &Target<'_>,
+    query: &Query,
+    view: View,
+) -> Result<Watch, ApiError> {
+    let filter = Filter::new(resource, target.namespace, target.name, query)?;
+    let bookmarks = query.flag("allowWatchBookmarks");
+    let streaming = query.flag("sendInitialEvents");
+    if streaming && query.get("resourceVersionMatch") != "NotOlderThan" {
+        return Err(ApiError::unprocessable(
+            "resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden for watch unless \
+             sendInitialEvents is provided",
+        ));
+    }
+    let asked = query.number("resourceVersion")?;
+    let from_now = asked == 0 || streaming;
+    let (initial, after) = if from_now {
+        let snapshot = api.store.list(&resource.bucket, filter.prefix(), None)?;
+        if asked > snapshot.revision.0 {
+            return Err(ApiError::too_large_version(asked, snapshot.revision.0));
+        }
+        let revision = snapshot.revision;
+        let entries = snapshot.entries;
+        (Some(Initial { entries, revision, marked: streaming && bookmarks }), revision)
+    } else {
+        (None, Revision(asked))
+    };
+    let feed = api.store.feed(&resource.bucket, after)?;
+    let timeout = match query.number("timeoutSeconds")? {
+        0 => Duration::from_secs(30 * 60 + after.0 % 1800),
+        seconds => Duration::from_secs(seconds),
+    };
+    Ok(Watch { kind: resource.kind, view, filter, bookmarks, timeout, initial, feed })
+}

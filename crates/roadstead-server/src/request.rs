@@ -1,0 +1,160 @@
+//! What a request is about: the path and the query, taken apart.
+
+use std::collections::HashMap;
+
+use roadstead_api::selector::{FieldCondition, Selector, parse_fields};
+
+use crate::error::ApiError;
+
+/// The parts of a path below `/api/v1` or `/apis/GROUP/VERSION`.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Target<'a> {
+    /// Empty for the core group.
+    pub group: &'a str,
+    /// Such as `v1`.
+    pub version: &'a str,
+    /// Empty for cluster-scoped objects and for lists over all namespaces.
+    pub namespace: &'a str,
+    /// Such as `services`.
+    pub plural: &'a str,
+    /// Empty for a list.
+    pub name: &'a str,
+    /// Such as `status`; empty for the object itself.
+    pub subresource: &'a str,
+}
+
+impl<'a> Target<'a> {
+    /// Takes a path apart; `None` if it is not about objects.
+    pub fn parse(path: &'a str) -> Option<Self> {
+        let parts: Vec<_> = path.trim_matches('/').split('/').collect();
+        let (group, version, rest) = match parts[..] {
+            ["api", version, ref rest @ ..] => ("", version, rest),
+            ["apis", group, version, ref rest @ ..] => (group, version, rest),
+            _ => return None,
+        };
+        let target = Self { group, version, ..Self::default() };
+        Some(match *rest {
+            // A namespace is an object too, and has subresources of its own.
+            ["namespaces", name, subresource @ ("status" | "finalize")] => {
+                Self { plural: "namespaces", name, subresource, ..target }
+            }
+            ["namespaces", namespace, plural] => Self { namespace, plural, ..target },
+            ["namespaces", namespace, plural, name] => Self { namespace, plural, name, ..target },
+            ["namespaces", namespace, plural, name, subresource] => {
+                Self { namespace, plural, name, subresource, ..target }
+            }
+            [plural] if !plural.is_empty() => Self { plural, ..target },
+            [plural, name] => Self { plural, name, ..target },
+            [plural, name, subresource] => Self { plural, name, subresource, ..target },
+            _ => return None,
+        })
+    }
+}
+
+/// The query of a request.
+#[derive(Debug, Default)]
+pub struct Query(HashMap<String, String>);
+
+impl Query {
+    /// Takes a query apart. Of a repeated parameter the first value counts.
+    pub fn parse(text: Option<&str>) -> Self {
+        let mut values = HashMap::new();
+        for pair in text.unwrap_or("").split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            values.entry(unescape(name)).or_insert_with(|| unescape(value));
+        }
+        Self(values)
+    }
+
+    /// The value of a parameter, or "".
+    pub fn get(&self, name: &str) -> &str {
+        self.0.get(name).map_or("", String::as_str)
+    }
+
+    /// Whether a parameter is set to something true.
+    pub fn flag(&self, name: &str) -> bool {
+        matches!(self.get(name), "true" | "1" | "True" | "TRUE" | "t")
+    }
+
+    /// A number, 0 if it is absent.
+    pub fn number(&self, name: &str) -> Result<u64, ApiError> {
+        match self.get(name) {
+            "" => Ok(0),
+            text => text.parse().map_err(|_| {
+                ApiError::bad_request(format!("invalid value {text:?} for parameter {name}"))
+            }),
+        }
+    }
+
+    /// Whether nothing may be written.
+    pub fn dry_run(&self) -> Result<bool, ApiError> {
+        match self.get("dryRun") {
+            "" => Ok(false),
+            "All" => Ok(true),
+            other => Err(ApiError::bad_request(format!(
+                "dryRun: Unsupported value: {other:?}: supported values: \"All\""
+            ))),
+        }
+    }
+
+    /// The conditions on labels.
+    pub fn labels(&self) -> Result<Selector, ApiError> {
+        Selector::parse(self.get("labelSelector")).map_err(ApiError::bad_request)
+    }
+
+    /// The conditions on fields.
+    pub fn fields(&self) -> Result<Vec<FieldCondition>, ApiError> {
+        parse_fields(self.get("fieldSelector")).map_err(ApiError::bad_request)
+    }
+}
+
+fn unescape(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let escaped = || u8::from_str_radix(text.get(at + 1..at + 3)?, 16).ok();
+        match bytes[at] {
+            b'+' => out.push(b' '),
+            b'%' if escaped().is_some() => {
+                out.extend(escaped());
+                at += 2;
+            }
+            byte => out.push(byte),
+        }
+        at += 1;
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+#[test]
+fn paths_are_taken_apart() {
+    let show = |path| {
+        let t = Target::parse(path)?;
+        Some([t.group, t.version, t.namespace, t.plural, t.name, t.subresource].join("|"))
+    };
+    let cases = [
+        ("/api/v1/services", "|v1||services||"),
+        ("/api/v1/namespaces/default/services/web", "|v1|default|services|web|"),
+        ("/api/v1/namespaces/default/pods/a/status", "|v1|default|pods|a|status"),
+        ("/api/v1/namespaces/default", "|v1||namespaces|default|"),
+        ("/api/v1/namespaces/default/status", "|v1||namespaces|default|status"),
+        ("/apis/apps/v1/namespaces/x/deployments/d/scale", "apps|v1|x|deployments|d|scale"),
+        ("/api/v1/nodes/n/status", "|v1||nodes|n|status"),
+    ];
+    for (path, want) in cases {
+        assert_eq!(show(path).as_deref(), Some(want), "{path}");
+    }
+    for path in ["/", "/api", "/apis/apps/v1", "/healthz"] {
+        assert_eq!(show(path), None, "{path}");
+    }
+}
+
+#[test]
+fn queries_are_taken_apart() {
+    let query = Query::parse(Some("labelSelector=app%3Dweb%2Ca+in+(b)&watch=1&limit=x&bad=%zz"));
+    assert_eq!(query.get("labelSelector"), "app=web,a in (b)");
+    assert!(query.flag("watch"));
+    assert_eq!(query.get("bad"), "%zz");
+    assert!(query.number("limit").is_err());
+}

@@ -1,0 +1,223 @@
+//! How the client wants to see objects: whole, as table rows, or only their metadata.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use jiff::Timestamp;
+use roadstead_api::kind::Kind;
+use roadstead_store::entry::{Entry, Revision};
+use serde_json::{Value, json};
+
+use crate::error::ApiError;
+use crate::object;
+use crate::registry::Resource;
+
+/// One of the forms in which we can write objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum View {
+    /// The object itself.
+    Object,
+    /// Rows and columns, as `kubectl get` asks for.
+    Table(Include),
+    /// `PartialObjectMetadata`.
+    Metadata,
+}
+
+/// What a table row carries besides its cells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Include {
+    /// Nothing.
+    None,
+    /// The metadata of the object.
+    Metadata,
+    /// The whole object.
+    Object,
+}
+
+impl View {
+    /// Chooses the first form of the `Accept` header that we can write.
+    pub fn choose(accept: &str, include_object: &str) -> Result<Self, ApiError> {
+        let include = match include_object {
+            "None" => Include::None,
+            "Object" => Include::Object,
+            _ => Include::Metadata,
+        };
+        if accept.trim().is_empty() {
+            return Ok(Self::Object);
+        }
+        let choices = accept.split(',').filter_map(|choice| {
+            let mut parts = choice.split(';').map(str::trim);
+            let media = parts.next().unwrap_or("");
+            let shape = parts.find_map(|part| part.strip_prefix("as="));
+            match (media, shape) {
+                ("application/json", Some("Table")) => Some(Self::Table(include)),
+                (
+                    "application/json",
+                    Some("PartialObjectMetadata" | "PartialObjectMetadataList"),
+                ) => Some(Self::Metadata),
+                ("application/json" | "application/*" | "*/*", None) => Some(Self::Object),
+                _ => None,
+            }
+        });
+        choices.into_iter().next().ok_or_else(ApiError::not_acceptable)
+    }
+
+    /// One object as the answer to a request about it.
+    pub fn one(self, resource: &Resource, entry: &Entry, now: Timestamp) -> Bytes {
+        match self {
+            Self::Object => object::served(entry),
+            Self::Metadata => metadata(&object::value(entry)).to_string().into(),
+            Self::Table(include) => {
+                let object = object::value(entry);
+                let version = entry.revision;
+                let rows = vec![row(resource.kind, object, include, now)];
+                table(resource.kind, rows, json!({"resourceVersion": version.to_string()})).into()
+            }
+        }
+    }
+
+    /// Several objects as the answer to a list. `metadata` is that of the list.
+    pub fn many(self, resource: &Resource, list: &Listed<'_>, now: Timestamp) -> Bytes {
+        let info = resource.info();
+        match self {
+            Self::Table(include) => {
+                let objects = list.entries.iter().map(|entry| object::value(entry));
+                let rows = objects.map(|object| row(resource.kind, object, include, now));
+                table(resource.kind, rows.collect(), list.metadata()).into()
+            }
+            Self::Metadata => {
+                let objects = list.entries.iter().map(|entry| metadata(&object::value(entry)));
+                let items: Vec<_> = objects.collect();
+                json!({"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1",
+                    "metadata": list.metadata(), "items": items})
+                .to_string()
+                .into()
+            }
+            Self::Object => {
+                let size: usize = list.entries.iter().map(|entry| entry.value.len() + 40).sum();
+                let mut out = BytesMut::with_capacity(size + 200);
+                let head = format!(
+                    "{{\"kind\":\"{}List\",\"apiVersion\":\"{}\",\"metadata\":{},\"items\":[",
+                    info.kind,
+                    info.api_version(),
+                    list.metadata()
+                );
+                out.put_slice(head.as_bytes());
+                for (index, entry) in list.entries.iter().enumerate() {
+                    if index > 0 {
+                        out.put_u8(b',');
+                    }
+                    object::splice(&mut out, &entry.value, entry.revision);
+                }
+                out.put_slice(b"]}");
+                out.freeze()
+            }
+        }
+    }
+
+    /// One object inside a watch event. Only the first event of a table carries its columns.
+    pub fn watched(
+        self,
+        kind: &dyn Kind,
+        bytes: &[u8],
+        revision: Revision,
+        first: bool,
+        now: Timestamp,
+    ) -> Bytes {
+        match self {
+            Self::Object => {
+                let mut out = BytesMut::with_capacity(bytes.len() + 40);
+                object::splice(&mut out, bytes, revision);
+                out.freeze()
+            }
+            Self::Metadata => metadata(&object::value_at(bytes, revision)).to_string().into(),
+            Self::Table(include) => {
+                let rows = vec![row(kind, object::value_at(bytes, revision), include, now)];
+                let mut table =
+                    table_value(kind, rows, json!({"resourceVersion": revision.to_string()}));
+                if !first {
+                    table["columnDefinitions"] = json!([]);
+                }
+                table.to_string().into()
+            }
+        }
+    }
+
+    /// The `kind` and `apiVersion` of objects in this form, for bookmarks.
+    pub fn type_meta(self, kind: &dyn Kind) -> (String, String) {
+        match self {
+            Self::Object => (kind.info().kind.to_owned(), kind.info().api_version()),
+            Self::Metadata => ("PartialObjectMetadata".into(), "meta.k8s.io/v1".into()),
+            Self::Table(_) => ("Table".into(), "meta.k8s.io/v1".into()),
+        }
+    }
+}
+
+/// What a list found.
+pub struct Listed<'a> {
+    /// The objects.
+    pub entries: &'a [std::sync::Arc<Entry>],
+    /// When all of them were true.
+    pub revision: Revision,
+    /// Where the next page begins; empty on the last.
+    pub next: String,
+    /// How many objects follow on further pages, where that is known.
+    pub remaining: Option<usize>,
+}
+
+impl Listed<'_> {
+    fn metadata(&self) -> Value {
+        let mut metadata = json!({"resourceVersion": self.revision.to_string()});
+        if !self.next.is_empty() {
+            metadata["continue"] = self.next.clone().into();
+        }
+        if let Some(remaining) = self.remaining {
+            metadata["remainingItemCount"] = remaining.into();
+        }
+        metadata
+    }
+}
+
+fn metadata(object: &Value) -> Value {
+    json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1",
+        "metadata": object["metadata"]})
+}
+
+fn row(kind: &dyn Kind, object: Value, include: Include, now: Timestamp) -> Value {
+    let cells = kind.cells(&object, now);
+    match include {
+        Include::None => json!({"cells": cells}),
+        Include::Metadata => json!({"cells": cells, "object": metadata(&object)}),
+        Include::Object => json!({"cells": cells, "object": object}),
+    }
+}
+
+fn table(kind: &dyn Kind, rows: Vec<Value>, metadata: Value) -> String {
+    table_value(kind, rows, metadata).to_string()
+}
+
+fn table_value(kind: &dyn Kind, rows: Vec<Value>, metadata: Value) -> Value {
+    let columns = kind.columns().iter().map(|column| {
+        let format = if column.name == "Name" { "name" } else { "" };
+        json!({"name": column.name, "type": column.ty, "format": format, "description": "",
+            "priority": i32::from(column.wide)})
+    });
+    let columns: Vec<_> = columns.collect();
+    json!({"kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": metadata,
+        "columnDefinitions": columns, "rows": rows})
+}
+
+#[test]
+fn the_first_form_we_can_write_wins() {
+    let cases = [
+        ("", "Object"),
+        ("application/json", "Object"),
+        ("application/vnd.kubernetes.protobuf,application/json", "Object"),
+        ("application/vnd.kubernetes.protobuf, */*", "Object"),
+        ("application/json;as=Table;v=v1;g=meta.k8s.io,application/json", "Table(Metadata)"),
+        ("application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1", "Metadata"),
+        ("text/html", "error"),
+    ];
+    for (accept, want) in cases {
+        let got = View::choose(accept, "").map_or("error".to_owned(), |view| format!("{view:?}"));
+        assert_eq!(got, want, "{accept}");
+    }
+}

@@ -1,0 +1,342 @@
+//! Writing one object: the steps between what the client wants and what the store commits.
+//!
+//! Every write reads the present state, computes the whole new state from it, and commits under
+//! the condition that nothing changed meanwhile; else it starts again, or tells the client.
+
+use bytes::Bytes;
+use jiff::Timestamp;
+use roadstead_api::invalid::Causes;
+use roadstead_api::look::{Look, child};
+use roadstead_api::metadata;
+use roadstead_store::entry::Entry;
+use roadstead_store::error::StoreError;
+use roadstead_store::transaction::Transaction;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use crate::allocate;
+use crate::api::Api;
+use crate::error::ApiError;
+use crate::object;
+use crate::registry::Resource;
+
+/// How often a write that does not insist on a revision is computed anew.
+const ATTEMPTS: usize = 100;
+
+/// A write that happened, or would have.
+#[derive(Debug)]
+pub struct Written {
+    /// The object afterwards.
+    pub entry: Entry,
+    /// Whether it was created.
+    pub created: bool,
+    /// What to tell the user besides.
+    pub warnings: Vec<String>,
+}
+
+/// What part of an object a write is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Everything but the status.
+    Main,
+    /// Only the status.
+    Status,
+    /// Everything as it is given: used by the server itself.
+    Whole,
+}
+
+/// Stores a new object.
+pub async fn create(
+    api: &Api,
+    resource: &Resource,
+    namespace: &str,
+    mut object: Value,
+    dry_run: bool,
+) -> Result<Written, ApiError> {
+    let info = resource.info();
+    place(resource, namespace, &mut object)?;
+    if !object.text("/metadata/resourceVersion").is_empty() {
+        let message = "resourceVersion should not be set on objects to be created";
+        return Err(ApiError::bad_request(message));
+    }
+    check_namespace(api, resource, namespace, object.text("/metadata/name"))?;
+    let given = object.text("/metadata/name").to_owned();
+    let generate = given.is_empty().then(|| object.text("/metadata/generateName").to_owned());
+    let system = json!({
+        "uid": Uuid::new_v4().to_string(),
+        "creationTimestamp": seconds(Timestamp::now()),
+    });
+    if let (Value::Object(metadata), Value::Object(system)) =
+        (child(&mut object, "metadata"), system)
+    {
+        for gone in ["deletionTimestamp", "deletionGracePeriodSeconds", "generation", "selfLink"] {
+            metadata.remove(gone);
+        }
+        metadata.extend(system);
+        if info.generation {
+            metadata.insert("generation".into(), 1.into());
+        }
+    }
+    if info.status {
+        object.as_object_mut().map(|fields| fields.remove("status"));
+    }
+    for _ in 0..8 {
+        let mut object = object.clone();
+        if let Some(prefix) = &generate
+            && !prefix.is_empty()
+        {
+            object["metadata"]["name"] = generated(prefix).into();
+        }
+        resource.kind.default(&mut object);
+        resource.kind.prepare_create(&mut object);
+        match insert(api, resource, namespace, object, dry_run).await {
+            Err(error) if error.reason == "AlreadyExists" && generate.is_some() => {}
+            result => return result,
+        }
+    }
+    Err(ApiError::already_exists(info, generate.as_deref().unwrap_or(&given)))
+}
+
+async fn insert(
+    api: &Api,
+    resource: &Resource,
+    namespace: &str,
+    object: Value,
+    dry_run: bool,
+) -> Result<Written, ApiError> {
+    let info = resource.info();
+    let name = object.text("/metadata/name").to_owned();
+    let key = resource.key(namespace, &name);
+    for _ in 0..ATTEMPTS {
+        if !name.is_empty() && api.store.get(&key).is_some() {
+            return Err(ApiError::already_exists(info, &name));
+        }
+        let mut object = object.clone();
+        let transaction = Transaction::new().expect(key.clone(), None);
+        let transaction =
+            allocate::complete(api, resource, None, &mut object, transaction, dry_run)?;
+        validate(resource, &object, None)?;
+        let warnings = resource.kind.warnings(&object);
+        let value = object::encode(&object);
+        let commit = commit(api, transaction.put(key.clone(), value.clone()), dry_run).await;
+        if let Some(revision) = commit? {
+            let entry = Entry { key, value, revision };
+            return Ok(Written { entry, created: true, warnings });
+        }
+    }
+    Err(ApiError::internal(format!("too many writers compete for {key}")))
+}
+
+/// Changes an object: `change` makes the new state of the present one. A new state that names a
+/// resourceVersion insists on it.
+pub async fn update(
+    api: &Api,
+    resource: &Resource,
+    namespace: &str,
+    name: &str,
+    part: Part,
+    dry_run: bool,
+    change: impl Fn(&Value) -> Result<Value, ApiError>,
+) -> Result<Written, ApiError> {
+    let info = resource.info();
+    let key = resource.key(namespace, name);
+    for _ in 0..ATTEMPTS {
+        let Some(entry) = api.store.get(&key) else {
+            return Err(ApiError::not_found(info, name));
+        };
+        let old = object::value(&entry);
+        let mut new = change(&old)?;
+        check_identity(resource, &old, &mut new, namespace, name)?;
+        let expected = new.text("/metadata/resourceVersion");
+        if !expected.is_empty() && expected != entry.revision.to_string() {
+            return Err(ApiError::modified(info, name));
+        }
+        merge_parts(resource, part, &old, &mut new);
+        let transaction = Transaction::new().expect(key.clone(), Some(entry.revision));
+        let transaction =
+            allocate::complete(api, resource, Some(&old), &mut new, transaction, dry_run)?;
+        if part != Part::Whole {
+            validate(resource, &new, Some(&old))?;
+        }
+        let warnings = resource.kind.warnings(&new);
+        if is_released(&new) {
+            return crate::delete::finish(api, resource, &entry, transaction, dry_run).await;
+        }
+        if info.generation && content(&old) != content(&new) {
+            new["metadata"]["generation"] = (old.int("/metadata/generation") + 1).into();
+        }
+        let value = object::encode(&new);
+        if value == entry.value {
+            let entry = Entry { key, value, revision: entry.revision };
+            return Ok(Written { entry, created: false, warnings });
+        }
+        let commit = commit(api, transaction.put(key.clone(), value.clone()), dry_run).await;
+        if let Some(revision) = commit? {
+            let entry = Entry { key, value, revision };
+            return Ok(Written { entry, created: false, warnings });
+        }
+    }
+    Err(ApiError::internal(format!("too many writers compete for {key}")))
+}
+
+/// Carries out a transaction; `None` means that something changed meanwhile.
+///
+/// A dry run answers with the revision the store already has.
+pub async fn commit(
+    api: &Api,
+    transaction: Transaction,
+    dry_run: bool,
+) -> Result<Option<roadstead_store::entry::Revision>, ApiError> {
+    if dry_run {
+        return Ok(Some(api.store.revision()));
+    }
+    match api.store.commit(transaction).await {
+        Ok(revision) => Ok(Some(revision)),
+        Err(StoreError::Conflict { .. }) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The answer to a write in the usual form.
+pub fn answer(written: &Written) -> Bytes {
+    object::served(&written.entry)
+}
+
+/// Puts the object into the namespace of the request.
+fn place(resource: &Resource, namespace: &str, object: &mut Value) -> Result<(), ApiError> {
+    let given = object.text("/metadata/namespace").to_owned();
+    if !given.is_empty() && given != namespace {
+        let message = if resource.info().namespaced {
+            "the namespace of the provided object does not match the namespace sent on the request"
+        } else {
+            "namespace is not allowed on this type"
+        };
+        return Err(ApiError::bad_request(message));
+    }
+    if resource.info().namespaced {
+        child(object, "metadata")["namespace"] = namespace.into();
+    }
+    Ok(())
+}
+
+/// Nothing is put into a namespace that does not exist, or that is going away.
+fn check_namespace(
+    api: &Api,
+    resource: &Resource,
+    namespace: &str,
+    name: &str,
+) -> Result<(), ApiError> {
+    if !resource.info().namespaced {
+        return Ok(());
+    }
+    let namespaces = api.registry.core("namespaces");
+    let Some(entry) = api.store.get(&namespaces.key("", namespace)) else {
+        return Err(ApiError::not_found(namespaces.info(), namespace));
+    };
+    match object::value(&entry).text("/status/phase") {
+        "Terminating" => Err(ApiError::terminating(resource.info(), name, namespace)),
+        _ => Ok(()),
+    }
+}
+
+/// An update cannot turn an object into another.
+fn check_identity(
+    resource: &Resource,
+    old: &Value,
+    new: &mut Value,
+    namespace: &str,
+    name: &str,
+) -> Result<(), ApiError> {
+    let given = new.text("/metadata/name");
+    if !given.is_empty() && given != name {
+        let message =
+            format!("the name of the object ({given}) does not match the name on the URL ({name})");
+        return Err(ApiError::bad_request(message));
+    }
+    child(new, "metadata")["name"] = name.into();
+    place(resource, namespace, new)?;
+    let uid = new.text("/metadata/uid");
+    if !uid.is_empty() && uid != old.text("/metadata/uid") {
+        let why = format!(
+            "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
+            old.text("/metadata/uid")
+        );
+        return Err(ApiError::conflict(resource.info(), name, &why));
+    }
+    Ok(())
+}
+
+/// Takes from the new object only what the request is about.
+fn merge_parts(resource: &Resource, part: Part, old: &Value, new: &mut Value) {
+    match part {
+        Part::Whole => return,
+        Part::Status => {
+            let status = new.get("status").cloned();
+            *new = old.clone();
+            match status {
+                Some(status) => new["status"] = status,
+                None => {
+                    new.as_object_mut().map(|fields| fields.remove("status"));
+                }
+            }
+        }
+        Part::Main => {
+            if resource.info().status {
+                match old.get("status") {
+                    Some(status) => new["status"] = status.clone(),
+                    None => {
+                        new.as_object_mut().map(|fields| fields.remove("status"));
+                    }
+                }
+            }
+            metadata::keep_system_fields(old, new);
+            resource.kind.prepare_update(old, new);
+        }
+    }
+    resource.kind.default(new);
+}
+
+fn validate(resource: &Resource, object: &Value, old: Option<&Value>) -> Result<(), ApiError> {
+    let mut causes = Causes::default();
+    metadata::validate(resource.info(), object, &mut causes);
+    resource.kind.validate(object, old, &mut causes);
+    if causes.0.is_empty() {
+        return Ok(());
+    }
+    Err(ApiError::invalid(resource.info(), object.text("/metadata/name"), &causes.0))
+}
+
+/// An object that waits for deletion goes when its last finalizer is gone.
+fn is_released(object: &Value) -> bool {
+    object.has("/metadata/deletionTimestamp")
+        && object.list("/metadata/finalizers").is_empty()
+        && object.list("/spec/finalizers").is_empty()
+        && object.int("/metadata/deletionGracePeriodSeconds") == 0
+}
+
+/// What `metadata.generation` counts the changes of.
+fn content(object: &Value) -> Value {
+    let mut content = object.clone();
+    if let Value::Object(fields) = &mut content {
+        fields.remove("metadata");
+        fields.remove("status");
+    }
+    content
+}
+
+/// A moment as Kubernetes writes it, to the second.
+pub fn seconds(moment: Timestamp) -> String {
+    let whole = Timestamp::from_second(moment.as_second()).expect("a second of this era");
+    whole.to_string()
+}
+
+/// A name from `generateName`: five characters that cannot spell anything.
+fn generated(prefix: &str) -> String {
+    const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+    let random = Uuid::new_v4();
+    let letter = |byte: &u8| char::from(LETTERS[usize::from(*byte) % LETTERS.len()]);
+    // Leave room for the suffix in a name of 63 characters.
+    let end = prefix.len().min(58);
+    let prefix = prefix.get(..end).unwrap_or(prefix);
+    prefix.chars().chain(random.as_bytes()[..5].iter().map(letter)).collect()
+}

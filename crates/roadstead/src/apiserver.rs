@@ -1,0 +1,138 @@
+//! `roadstead apiserver`: the API server alone.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+use clap::Parser;
+use ipnet::IpNet;
+use roadstead_server::api::{Api, Config};
+use roadstead_server::identity::{Authority, write_secret};
+use roadstead_server::{bootstrap, serve};
+use roadstead_store::memory::Store;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::culprit;
+
+/// Run only the API server.
+#[derive(Debug, Parser)]
+pub struct Args {
+    /// Keep everything in memory: objects and certificates are gone when the process ends.
+    #[arg(long)]
+    ephemeral: bool,
+    /// Where to serve HTTPS; port 0 picks a free one.
+    #[arg(long, default_value = "127.0.0.1:6443", value_name = "ADDRESS:PORT")]
+    listen: SocketAddr,
+    /// Where to write the admin's kubeconfig once the server is ready.
+    #[arg(long, default_value = "roadstead.kubeconfig", value_name = "FILE")]
+    kubeconfig_out: PathBuf,
+    /// Where the addresses of Services come from.
+    #[arg(long, default_value = "10.96.0.0/12", value_name = "CIDR")]
+    service_cidr: IpNet,
+}
+
+/// Serves until interrupted.
+pub async fn run(args: Args) -> anyhow::Result<()> {
+    let begin = Instant::now();
+    if !args.ephemeral {
+        bail!("the API server keeps its objects in memory only so far: say so with --ephemeral");
+    }
+    let stop = crate::cli::interrupted();
+    let authority = Authority::ephemeral()?;
+    let server = start(&authority, args.listen, args.service_cidr, None, stop).await?;
+    server.write_kubeconfig(&authority, &args.kubeconfig_out)?;
+    let took = begin.elapsed().as_millis();
+    eprintln!("ready in {took} ms on https://{}", server.address);
+    eprintln!("next: kubectl --kubeconfig {} get services", args.kubeconfig_out.display());
+    server.task.await??;
+    Ok(())
+}
+
+/// A running API server.
+pub struct Server {
+    pub api: Arc<Api>,
+    pub address: SocketAddr,
+    pub task: tokio::task::JoinHandle<std::io::Result<()>>,
+}
+
+/// Starts an API server on an empty store.
+pub async fn start(
+    authority: &Authority,
+    listen: SocketAddr,
+    service_range: IpNet,
+    advertise: Option<IpAddr>,
+    stop: CancellationToken,
+) -> anyhow::Result<Server> {
+    let listener = bind(listen).await?;
+    let address = listener.local_addr().context("a bound socket has an address")?;
+    let advertise = advertise.map(|ip| (ip, address.port()));
+    let api = Api::new(Store::new(), Config { service_range, advertise });
+    bootstrap::run(&api)
+        .await
+        .map_err(|error| anyhow::anyhow!("cannot prepare the cluster: {}", error.message))?;
+    let names = certificate_names(address, service_range, advertise.map(|(ip, _)| ip));
+    let tls = authority.tls(&authority.server(names)?)?;
+    let task = tokio::spawn(serve::run(api.clone(), listener, tls, stop));
+    Ok(Server { api, address, task })
+}
+
+impl Server {
+    /// Where clients on this machine reach the server.
+    pub fn url(&self) -> String {
+        let mut address = self.address;
+        if address.ip().is_unspecified() {
+            address.set_ip([127, 0, 0, 1].into());
+        }
+        format!("https://{address}")
+    }
+
+    /// Writes the kubeconfig of an administrator.
+    pub fn write_kubeconfig(&self, authority: &Authority, path: &Path) -> anyhow::Result<()> {
+        let admin = authority.client("roadstead-admin", "system:masters")?;
+        let text = authority.kubeconfig(&self.url(), &admin);
+        write_secret(path, &text)
+            .with_context(|| format!("cannot write the kubeconfig {}", path.display()))
+    }
+}
+
+/// Opens the port; if it is taken, says by whom.
+async fn bind(listen: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(listen).await.map_err(|error| {
+        let holder = match error.kind() {
+            std::io::ErrorKind::AddrInUse => culprit::listening_on(listen),
+            _ => None,
+        };
+        match holder {
+            Some(holder) => anyhow::anyhow!(
+                "{listen} is already used by {holder}; stop it or choose another --listen"
+            ),
+            None => anyhow::Error::new(error).context(format!("cannot listen on {listen}")),
+        }
+    })
+}
+
+/// The names under which clients may reach the server.
+fn certificate_names(
+    address: SocketAddr,
+    service_range: IpNet,
+    advertise: Option<IpAddr>,
+) -> Vec<String> {
+    let first = roadstead_plan::alloc::nth(service_range, 1);
+    let mut names = vec![
+        "localhost".to_owned(),
+        "kubernetes".to_owned(),
+        "kubernetes.default".to_owned(),
+        "kubernetes.default.svc".to_owned(),
+        "kubernetes.default.svc.cluster.local".to_owned(),
+        "127.0.0.1".to_owned(),
+        first.to_string(),
+    ];
+    if !address.ip().is_unspecified() {
+        names.push(address.ip().to_string());
+    }
+    names.extend(advertise.map(|ip| ip.to_string()));
+    names
+}

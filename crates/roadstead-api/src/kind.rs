@@ -49,11 +49,12 @@ pub struct Info {
     pub create_on_update: bool,
     /// Whether a DELETE answers with the object rather than a Status.
     pub delete_returns_object: bool,
+    /// What to tell everyone who still uses this kind; empty if nothing is wrong with it.
+    pub deprecated: &'static str,
 }
 
 impl Info {
-    /// What most kinds are like: namespaced, without subresources. The singular is the plural
-    /// without its last letter; kinds for which that is wrong say so.
+    /// What most kinds are like: namespaced, without subresources.
     pub const fn new(
         group: &'static str,
         version: &'static str,
@@ -76,6 +77,7 @@ impl Info {
             generation: false,
             create_on_update: false,
             delete_returns_object: false,
+            deprecated: "",
         }
     }
 

@@ -70,25 +70,12 @@ where
         media_type: header(CONTENT_TYPE).unwrap_or(""),
         body: collect(body).await?,
     };
-    match (parts.method.as_str(), call.target.name, call.target.subresource) {
-        ("GET", "", _) if call.query.flag("watch") => call.watch(),
-        ("GET", "", _) => call.list(),
-        ("GET", _, "") if call.query.flag("watch") => call.watch(),
-        ("GET", _, "" | "status") => call.get(),
-        ("GET", _, "scale") => call.get_scale(),
-        ("POST", "", _) => call.create().await,
-        ("POST", _, "binding") => call.bind().await,
-        ("PUT", _, "") => call.replace(Part::Main).await,
-        ("PUT", _, "status") => call.replace(Part::Status).await,
-        ("PUT", _, "scale") => call.replace_scale().await,
-        ("PUT", _, "finalize") => call.finalize().await,
-        ("PATCH", _, "") => call.patch(Part::Main).await,
-        ("PATCH", _, "status") => call.patch(Part::Status).await,
-        ("PATCH", _, "scale") => call.patch_scale().await,
-        ("DELETE", "", _) => call.delete_many().await,
-        ("DELETE", _, "") => call.delete().await,
-        _ => Err(ApiError::method_not_allowed()),
+    let deprecated = resource.info().deprecated;
+    let mut response = call.answer(parts.method.as_str()).await?;
+    if !deprecated.is_empty() {
+        warn(&mut response, deprecated);
     }
+    Ok(response)
 }
 
 /// Answers that do not depend on objects.
@@ -162,6 +149,28 @@ struct Call<'a> {
 }
 
 impl Call<'_> {
+    async fn answer(&self, method: &str) -> Result<Response<Body>, ApiError> {
+        match (method, self.target.name, self.target.subresource) {
+            ("GET", "", _) if self.query.flag("watch") => self.watch(),
+            ("GET", "", _) => self.list(),
+            ("GET", _, "") if self.query.flag("watch") => self.watch(),
+            ("GET", _, "" | "status") => self.get(),
+            ("GET", _, "scale") => self.get_scale(),
+            ("POST", "", _) => self.create().await,
+            ("POST", _, "binding") => self.bind().await,
+            ("PUT", _, "") => self.replace(Part::Main).await,
+            ("PUT", _, "status") => self.replace(Part::Status).await,
+            ("PUT", _, "scale") => self.replace_scale().await,
+            ("PUT", _, "finalize") => self.finalize().await,
+            ("PATCH", _, "") => self.patch(Part::Main).await,
+            ("PATCH", _, "status") => self.patch(Part::Status).await,
+            ("PATCH", _, "scale") => self.patch_scale().await,
+            ("DELETE", "", _) => self.delete_many().await,
+            ("DELETE", _, "") => self.delete().await,
+            _ => Err(ApiError::method_not_allowed()),
+        }
+    }
+
     fn get(&self) -> Result<Response<Body>, ApiError> {
         read::get(self.api, self.resource, &self.target, self.view).map(ok)
     }
@@ -373,12 +382,17 @@ impl Call<'_> {
         };
         let mut response = respond(code, body);
         for warning in warnings.iter().chain(&written.warnings) {
-            let text = format!("299 - \"{}\"", warning.replace('\\', "\\\\").replace('"', "\\\""));
-            if let Ok(value) = HeaderValue::from_str(&text) {
-                response.headers_mut().append(WARNING, value);
-            }
+            warn(&mut response, warning);
         }
         response
+    }
+}
+
+/// Adds a line that clients show to their users.
+fn warn(response: &mut Response<Body>, warning: &str) {
+    let text = format!("299 - \"{}\"", warning.replace('\\', "\\\\").replace('"', "\\\""));
+    if let Ok(value) = HeaderValue::from_str(&text) {
+        response.headers_mut().append(WARNING, value);
     }
 }
 

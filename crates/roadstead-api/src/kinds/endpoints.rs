@@ -13,6 +13,7 @@ pub struct Endpoints;
 static INFO: Info = Info {
     short_names: &["ep"],
     create_on_update: true,
+    deprecated: "v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice",
     ..Info::new("", "v1", "Endpoints", "endpoints", "endpoints")
 };
 
@@ -34,10 +35,6 @@ impl Kind for Endpoints {
         for (index, subset) in object.list("/subsets").iter().enumerate() {
             validate_subset(subset, &format!("subsets[{index}]"), causes);
         }
-    }
-
-    fn warnings(&self, _: &Value) -> Vec<String> {
-        vec!["v1 Endpoints is deprecated in v1.33+; use discovery.k8s.io/v1 EndpointSlice".into()]
     }
 
     fn columns(&self) -> &'static [Column] {

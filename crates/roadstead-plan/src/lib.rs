@@ -6,3 +6,9 @@
 //! inside a transaction is carried out by `roadstead-server`.
 
 pub mod alloc;
+pub mod deployment;
+pub mod endpointslice;
+pub mod owner;
+pub mod pod;
+pub mod replicaset;
+pub mod schedule;

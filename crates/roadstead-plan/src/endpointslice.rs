@@ -1,0 +1,192 @@
+//! The EndpointSlices of a Service.
+//!
+//! `desired` says which endpoints there should be, `pack` puts them into slices with few writes,
+//! and this module dresses the slices and pairs those to create with those to delete.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointPort, EndpointSlice};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use crate::owner;
+
+mod desired;
+mod pack;
+
+use desired::PortSet;
+
+/// The label that leads from a slice to its Service.
+pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
+/// The label that says who writes a slice.
+pub const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
+/// What we are called in that label.
+pub const CONTROLLER: &str = "endpointslice-controller.k8s.io";
+/// The label of everything that belongs to a headless Service.
+pub const HEADLESS: &str = "service.kubernetes.io/headless";
+
+/// What a plan is made from.
+pub struct Input<'a> {
+    /// The Service.
+    pub service: &'a Service,
+    /// The pods that its selector matches.
+    pub pods: &'a [&'a Pod],
+    /// Finds the node of a pod.
+    pub node: &'a dyn Fn(&str) -> Option<&'a Node>,
+    /// The slices of the Service that we manage.
+    pub slices: &'a [&'a EndpointSlice],
+    /// How many endpoints fit into a slice.
+    pub max_endpoints: usize,
+}
+
+/// The writes that make the slices right.
+#[derive(Debug, Default, PartialEq)]
+pub struct SlicePlan {
+    /// Slices to create.
+    pub create: Vec<EndpointSlice>,
+    /// Slices to replace.
+    pub update: Vec<EndpointSlice>,
+    /// Slices to delete.
+    pub delete: Vec<EndpointSlice>,
+    /// Pods left out because their node is unknown: the plan should be made again.
+    pub missing_nodes: BTreeSet<String>,
+}
+
+/// Plans the slices of a Service that has a selector.
+pub fn plan(input: &Input<'_>) -> SlicePlan {
+    let service = input.service;
+    let mut plan = SlicePlan::default();
+    let families = desired::families(service);
+    let (own, foreign): (Vec<&EndpointSlice>, Vec<&EndpointSlice>) = input
+        .slices
+        .iter()
+        .copied()
+        .filter(|slice| slice.metadata.deletion_timestamp.is_none())
+        .partition(|slice| owner::is_controlled_by(&slice.metadata, &service.metadata));
+    plan.delete.extend(foreign.into_iter().cloned());
+    let labels = labels(service);
+    for family in &families {
+        let wanted = desired::endpoints(input, family, &mut plan.missing_nodes);
+        let existing = own.iter().filter(|slice| slice.address_type == *family);
+        let existing: Vec<_> = existing.copied().collect();
+        plan_family(input, family, wanted, &existing, &labels, &mut plan);
+    }
+    let unwanted = own.iter().filter(|slice| !families.contains(&slice.address_type));
+    plan.delete.extend(unwanted.copied().cloned());
+    recycle(&mut plan);
+    if service.metadata.deletion_timestamp.is_some() {
+        plan.create.clear();
+    }
+    plan
+}
+
+fn plan_family(
+    input: &Input<'_>,
+    family: &str,
+    mut wanted: BTreeMap<PortSet, Vec<Endpoint>>,
+    existing: &[&EndpointSlice],
+    labels: &BTreeMap<String, String>,
+    plan: &mut SlicePlan,
+) {
+    let new = |ports: &PortSet, endpoints: Vec<Endpoint>| EndpointSlice {
+        metadata: ObjectMeta {
+            generate_name: Some(format!("{}-", name(input.service))),
+            namespace: input.service.metadata.namespace.clone(),
+            labels: Some(labels.clone()),
+            owner_references: Some(vec![owner::controlled_by(input.service)]),
+            ..Default::default()
+        },
+        address_type: family.to_owned(),
+        ports: Some(ports.to_ports()).filter(|ports| !ports.is_empty()),
+        endpoints: Some(endpoints).filter(|endpoints| !endpoints.is_empty()),
+    };
+    let mut by_ports: BTreeMap<PortSet, Vec<&EndpointSlice>> = BTreeMap::new();
+    for slice in existing {
+        by_ports.entry(PortSet::of(slice)).or_default().push(slice);
+    }
+    if wanted.is_empty() {
+        // A Service always has a slice, so that everyone can see that it leads nowhere.
+        return plan_placeholder(existing, new(&PortSet::default(), vec![]), plan);
+    }
+    let unwanted = by_ports.iter().filter(|(ports, _)| !wanted.contains_key(ports));
+    plan.delete.extend(unwanted.flat_map(|(_, slices)| slices).map(|slice| (*slice).clone()));
+    for (ports, endpoints) in &mut wanted {
+        let slices = by_ports.remove(ports).unwrap_or_default();
+        let endpoints = std::mem::take(endpoints);
+        let is_dressed = |slice: &EndpointSlice| slice.metadata.labels.as_ref() == Some(labels);
+        let packed = pack::pack(&slices, endpoints, input.max_endpoints, is_dressed);
+        plan.create.extend(packed.create.into_iter().map(|endpoints| new(ports, endpoints)));
+        plan.delete.extend(packed.delete.into_iter().cloned());
+        plan.update.extend(packed.update.into_iter().map(|(slice, endpoints)| {
+            let mut slice = slice.clone();
+            slice.metadata.labels = Some(labels.clone());
+            slice.endpoints = Some(endpoints);
+            slice
+        }));
+    }
+}
+
+fn plan_placeholder(existing: &[&EndpointSlice], placeholder: EndpointSlice, plan: &mut SlicePlan) {
+    let is_same = |slice: &EndpointSlice| {
+        slice.endpoints.as_ref().is_none_or(Vec::is_empty)
+            && slice.ports.as_ref().is_none_or(Vec::is_empty)
+            && slice.metadata.labels == placeholder.metadata.labels
+    };
+    let kept = existing.iter().position(|slice| is_same(slice));
+    let others = existing.iter().enumerate().filter(|(index, _)| Some(*index) != kept);
+    plan.delete.extend(others.map(|(_, slice)| (*slice).clone()));
+    if kept.is_none() {
+        plan.create.push(placeholder);
+    }
+}
+
+/// A slice to create takes the name of one to delete: watchers see one change instead of two.
+fn recycle(plan: &mut SlicePlan) {
+    let mut create = Vec::new();
+    for mut slice in std::mem::take(&mut plan.create) {
+        let reusable = plan.delete.iter().position(|old| {
+            old.address_type == slice.address_type
+                && old.metadata.owner_references == slice.metadata.owner_references
+        });
+        match reusable {
+            Some(index) => {
+                let old = plan.delete.remove(index);
+                slice.metadata = ObjectMeta { labels: slice.metadata.labels, ..old.metadata };
+                plan.update.push(slice);
+            }
+            None => create.push(slice),
+        }
+    }
+    plan.create = create;
+}
+
+/// The labels of the Service, except those that mean something on slices, and our own.
+fn labels(service: &Service) -> BTreeMap<String, String> {
+    let mut labels = service.metadata.labels.clone().unwrap_or_default();
+    for reserved in [SERVICE_NAME, MANAGED_BY, HEADLESS] {
+        labels.remove(reserved);
+    }
+    if desired::is_headless(service) {
+        labels.insert(HEADLESS.to_owned(), String::new());
+    }
+    labels.insert(SERVICE_NAME.to_owned(), name(service).to_owned());
+    labels.insert(MANAGED_BY.to_owned(), CONTROLLER.to_owned());
+    labels
+}
+
+fn name(service: &Service) -> &str {
+    service.metadata.name.as_deref().unwrap_or("")
+}
+
+/// A port as slices are grouped by it.
+fn port_key(port: &EndpointPort) -> desired::Port {
+    desired::Port {
+        name: port.name.clone().unwrap_or_default(),
+        protocol: port.protocol.clone().unwrap_or_else(|| "TCP".into()),
+        port: port.port.unwrap_or(0),
+        app_protocol: port.app_protocol.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -8,6 +8,7 @@
 pub mod alloc;
 pub mod deployment;
 pub mod endpointslice;
+pub mod gc;
 pub mod owner;
 pub mod pod;
 pub mod replicaset;

@@ -2,6 +2,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 use roadstead_api::look::Look;
+use roadstead_plan::gc;
 use roadstead_store::entry::Entry;
 use roadstead_store::transaction::Transaction;
 use serde_json::{Value, json};
@@ -24,6 +25,8 @@ pub struct Options {
     pub version: Option<String>,
     /// Whether nothing is really deleted.
     pub dry_run: bool,
+    /// The finalizer by which the garbage collector learns what to do about dependents.
+    pub finalizer: Option<&'static str>,
 }
 
 impl Options {
@@ -35,6 +38,11 @@ impl Options {
             uid: text("/preconditions/uid"),
             version: text("/preconditions/resourceVersion"),
             dry_run: dry_run || body.list("/dryRun").iter().any(|word| word == "All"),
+            finalizer: match body.text("/propagationPolicy") {
+                "Foreground" => Some(gc::FOREGROUND),
+                "Orphan" => Some(gc::ORPHAN),
+                _ => body.flag("/orphanDependents").then_some(gc::ORPHAN),
+            },
         }
     }
 }
@@ -66,6 +74,7 @@ pub async fn delete(
         let mut object = object::value(&entry);
         check_preconditions(resource, &object, name, options)?;
         let grace = grace(resource, &object, options);
+        hold(&mut object, options);
         let held = !object.list("/metadata/finalizers").is_empty()
             || !object.list("/spec/finalizers").is_empty();
         let transaction = Transaction::new().expect(key.clone(), Some(entry.revision));
@@ -158,6 +167,16 @@ fn grace(resource: &Resource, object: &Value, options: &Options) -> i64 {
     }
     let own = object.int("/spec/terminationGracePeriodSeconds");
     options.grace.unwrap_or(own).max(0)
+}
+
+/// Makes the object wait for the garbage collector, if the client wants that.
+fn hold(object: &mut Value, options: &Options) {
+    let Some(finalizer) = options.finalizer else { return };
+    let held = object["metadata"]["finalizers"].as_array().cloned().unwrap_or_default();
+    if !held.iter().any(|name| name == finalizer) {
+        let all: Vec<_> = held.into_iter().chain([finalizer.into()]).collect();
+        object["metadata"]["finalizers"] = all.into();
+    }
 }
 
 /// Marks the object as going; false if it was marked already and nothing changes. A second

@@ -336,6 +336,9 @@ impl Call<'_> {
         if !self.query.get("gracePeriodSeconds").is_empty() {
             options["gracePeriodSeconds"] = self.query.number("gracePeriodSeconds")?.into();
         }
+        if !self.query.get("propagationPolicy").is_empty() {
+            options["propagationPolicy"] = self.query.get("propagationPolicy").into();
+        }
         Ok(delete::Options::read(&options, self.query.dry_run()?))
     }
 

@@ -8,5 +8,6 @@
 //! change is up to the component.
 
 pub mod cache;
+pub mod events;
 pub mod informer;
 pub mod queue;

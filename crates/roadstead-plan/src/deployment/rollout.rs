@@ -98,21 +98,19 @@ fn shrink_old(sets: &mut [ReplicaSet], current: usize, bounds: Bounds, all: bool
     let least = bounds.wanted - bounds.unavailable;
     let mut allowed = if all { i32::MAX } else { (total - least - new_unavailable).max(0) };
     // Pods that do not work are missed by nobody.
-    for index in 0..sets.len() {
-        let broken = (replicas(&sets[index]) - available(&sets[index])).max(0).min(allowed);
-        if index != current && broken > 0 {
-            let size = replicas(&sets[index]) - broken;
-            set_replicas(&mut sets[index], size, bounds);
+    for (_, set) in sets.iter_mut().enumerate().filter(|(index, _)| *index != current) {
+        let broken = (replicas(set) - available(set)).max(0).min(allowed);
+        if broken > 0 {
+            set_replicas(set, replicas(set) - broken, bounds);
             allowed -= broken;
         }
     }
     let working: i32 = sets.iter().map(available).sum();
     let mut spare = if all { i32::MAX } else { (working - least).max(0).min(allowed) };
-    for index in 0..sets.len() {
-        let size = replicas(&sets[index]);
-        let taken = size.min(spare);
-        if index != current && taken > 0 {
-            set_replicas(&mut sets[index], size - taken, bounds);
+    for (_, set) in sets.iter_mut().enumerate().filter(|(index, _)| *index != current) {
+        let taken = replicas(set).min(spare);
+        if taken > 0 {
+            set_replicas(set, replicas(set) - taken, bounds);
             spare -= taken;
         }
     }

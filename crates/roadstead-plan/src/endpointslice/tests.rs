@@ -1,6 +1,7 @@
 use k8s_openapi::api::core::v1::{
     PodCondition, PodIP, PodSpec, PodStatus, ServicePort, ServiceSpec,
 };
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use proptest::prelude::*;
 
 use super::*;
@@ -39,9 +40,7 @@ fn pod(number: u32, state: &str) -> Pod {
             name: Some(format!("pod-{number}")),
             namespace: Some("default".into()),
             uid: Some(format!("uid-{number}")),
-            deletion_timestamp: (state == "going").then(|| {
-                k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(jiff::Timestamp::UNIX_EPOCH)
-            }),
+            deletion_timestamp: (state == "going").then_some(Time(jiff::Timestamp::UNIX_EPOCH)),
             ..Default::default()
         },
         spec: Some(PodSpec {
@@ -148,7 +147,7 @@ fn a_service_without_pods_has_an_empty_slice() {
 #[test]
 fn slices_are_packed_with_few_writes() {
     let range = |from: u32, to: u32| (from..to).map(|n| pod(n, "ready")).collect::<Vec<_>>();
-    let cases: [(&str, Vec<Vec<Pod>>, usize, Vec<usize>, usize); 6] = [
+    let cases = [
         ("250 at once", vec![range(0, 250)], 100, vec![50, 100, 100], 3),
         ("250 by 80", vec![range(0, 250)], 80, vec![10, 80, 80, 80], 4),
         ("one more", vec![range(0, 250), range(0, 251)], 100, vec![51, 100, 100], 1),

@@ -1,6 +1,12 @@
-//! The proxy's brain: from Services and EndpointSlices to what the kernel should do.
+//! The proxy's brain: which connection may go where, and which kernel program makes it so.
 //!
-//! A tracker folds watched objects into a model, `ForwardingTable` says for every frontend which
-//! targets a packet may reach (`decide` is the reference for all data planes), and each data plane
-//! compiles the table into its own program, diffs two programs and can trace a packet through one.
-//! Pure: talking to the kernel belongs to `roadstead-proxy`.
+//! `tracker` follows Services and EndpointSlices, `select` picks the endpoints that may be used,
+//! `table` keeps the result and answers for any packet what may become of it: that answer is the
+//! reference. Each data plane then translates the table; `nft` is the one for nftables. Nothing
+//! here touches the kernel, the network or the clock: `roadstead-proxy` does.
+
+pub mod nft;
+pub mod select;
+pub mod service;
+pub mod table;
+pub mod tracker;

@@ -1,0 +1,162 @@
+//! From the table to the program.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+
+use super::model::{
+    Base, Chain, ChainKind, ChainName, FRONTEND, Field, Hook, Key, MASQUERADE_MARK, Program, Rule,
+    SetName, Statement, Value, Verdict,
+};
+use crate::service::{Frontend, Handling, Place, ServicePortName, Target};
+use crate::table::ForwardingTable;
+
+const SERVICES: ChainName = ChainName::Fixed("services");
+const MASQUERADING: ChainName = ChainName::Fixed("masquerading");
+const SERVICE_ENDPOINTS_CHECK: ChainName = ChainName::Fixed("service-endpoints-check");
+const CLUSTER_IPS_CHECK: ChainName = ChainName::Fixed("cluster-ips-check");
+const REJECT: ChainName = ChainName::Fixed("reject-chain");
+
+const DESTINATION_NAT: i32 = -100;
+const SOURCE_NAT: i32 = 100;
+
+/// Compiles the whole table; targets take their slots in order.
+pub fn compile(table: &ForwardingTable) -> Program {
+    let mut chains = fixed_chains(table.cluster_networks());
+    let mut elements = BTreeMap::new();
+    for (name, port) in table.iter() {
+        let frontends = table.frontends_of(name);
+        if let (Handling::Forward(slots), false) = (&port.internal, frontends.is_empty()) {
+            let count = slot_count(slots);
+            chains.entry(ChainName::Pick(count)).or_insert_with(|| pick_chain(count));
+        }
+        elements
+            .extend(shared_keys(name, &frontends, &port.internal).map(|key| (key, Value::Member)));
+        elements.extend(own_elements(name, &frontends, &port.internal));
+    }
+    Program { family: table.family(), chains, elements }
+}
+
+/// The chain that forwards to one of `count` slots.
+///
+/// The kernel swaps the maps between two lookups of a packet if we commit at that very moment. A
+/// packet that drew a slot which has just gone takes slot 0, which every served frontend has.
+pub fn pick_chain(count: u32) -> Chain {
+    let mut rules = vec![vec![Statement::DestinationFromSlot(count, SetName::Endpoints)]];
+    if count > 1 {
+        rules.push(vec![Statement::DestinationFromSlot(1, SetName::Endpoints)]);
+    }
+    Chain { base: None, rules }
+}
+
+/// How many slots there are, as the kernel counts.
+pub(super) fn slot_count(slots: &[Target]) -> u32 {
+    u32::try_from(slots.len()).expect("fewer endpoints than addresses")
+}
+
+/// The elements of a service port that other service ports may have, too.
+pub(super) fn shared_keys<'a>(
+    name: &'a ServicePortName,
+    frontends: &'a [Frontend],
+    handling: &'a Handling,
+) -> impl Iterator<Item = Key> + 'a {
+    let targets: &[Target] = match handling {
+        Handling::Forward(targets) if !frontends.is_empty() => targets,
+        _ => &[],
+    };
+    let here = targets.iter().filter(|target| target.place == Place::Here);
+    let hairpins = here.map(|t| Key::Hairpin(t.address, name.protocol, t.port));
+    frontends.iter().map(|frontend| Key::ClusterIp(frontend.address)).chain(hairpins)
+}
+
+/// The elements of a service port alone, in the order of their keys.
+pub(super) fn own_elements(
+    name: &Arc<ServicePortName>,
+    frontends: &[Frontend],
+    handling: &Handling,
+) -> Vec<(Key, Value)> {
+    let verdict = |verdict| Value::Verdict(verdict, name.clone());
+    let each = |key: fn(Frontend) -> Key, value: Value| {
+        frontends.iter().map(move |frontend| (key(*frontend), value.clone()))
+    };
+    match handling {
+        Handling::Forward(slots) => {
+            let pick = verdict(Verdict::Goto(ChainName::Pick(slot_count(slots))));
+            let slot = |frontend: &Frontend, slot: u32, target: &Target| {
+                (Key::Endpoint(*frontend, slot), Value::Target(target.socket()))
+            };
+            let slots = frontends.iter().flat_map(|frontend| {
+                (0..).zip(slots).map(move |(n, target)| slot(frontend, n, target))
+            });
+            each(Key::Service, pick).chain(slots).collect()
+        }
+        Handling::Reject => each(Key::NoEndpoint, verdict(Verdict::Goto(REJECT))).collect(),
+        Handling::Drop => each(Key::NoEndpoint, verdict(Verdict::Drop)).collect(),
+    }
+}
+
+/// The chains that do not depend on Services.
+pub(super) fn fixed_chains(cluster_networks: &[IpNet]) -> BTreeMap<ChainName, Chain> {
+    let base = |name, kind, hook, priority, rules| {
+        let base = Some(Base { kind, hook, priority });
+        (ChainName::Fixed(name), Chain { base, rules })
+    };
+    let check = |chain| vec![Statement::IsNew, Statement::Jump(chain)];
+    let jump = |chain| vec![vec![Statement::Jump(chain)]];
+    let (filter, nat) = (ChainKind::Filter, ChainKind::Nat);
+    let checks = || vec![check(SERVICE_ENDPOINTS_CHECK), check(CLUSTER_IPS_CHECK)];
+    let plain = |name, rules| (name, Chain { base: None, rules });
+    [
+        base("filter-input", filter, Hook::Input, 0, vec![check(SERVICE_ENDPOINTS_CHECK)]),
+        base("filter-forward", filter, Hook::Forward, 0, checks()),
+        base("filter-output", filter, Hook::Output, 0, checks()),
+        base("nat-prerouting", nat, Hook::Prerouting, DESTINATION_NAT, jump(SERVICES)),
+        base("nat-output", nat, Hook::Output, DESTINATION_NAT, jump(SERVICES)),
+        base("nat-postrouting", nat, Hook::Postrouting, SOURCE_NAT, jump(MASQUERADING)),
+        plain(SERVICES, services(cluster_networks)),
+        plain(MASQUERADING, masquerading()),
+        plain(
+            SERVICE_ENDPOINTS_CHECK,
+            vec![vec![Statement::VerdictMap(FRONTEND, SetName::NoEndpointServices)]],
+        ),
+        plain(
+            CLUSTER_IPS_CHECK,
+            // Whatever still has a ClusterIP as its destination asked for a port that nobody serves.
+            vec![vec![to_cluster_ip(), Statement::Reject]],
+        ),
+        plain(REJECT, vec![vec![Statement::Reject]]),
+    ]
+    .into()
+}
+
+fn to_cluster_ip() -> Statement {
+    Statement::Member(&[Field::Destination], SetName::ClusterIps)
+}
+
+fn services(cluster_networks: &[IpNet]) -> Vec<Rule> {
+    let lookup = vec![Statement::VerdictMap(FRONTEND, SetName::ServiceIps)];
+    if cluster_networks.is_empty() {
+        return vec![lookup];
+    }
+    let outside = cluster_networks.iter().map(|network| Statement::SourceOutside(*network));
+    let mark = outside.chain([to_cluster_ip(), Statement::SetMark(MASQUERADE_MARK)]).collect();
+    vec![mark, lookup]
+}
+
+fn masquerading() -> Vec<Rule> {
+    const SELF: &[Field] = &[Field::Source, Field::Destination, Field::Protocol, Field::Port];
+    vec![
+        vec![
+            Statement::IsTranslated,
+            Statement::Member(SELF, SetName::HairpinConnections),
+            Statement::Masquerade,
+        ],
+        vec![Statement::MarkClear(MASQUERADE_MARK), Statement::Return],
+        vec![Statement::FlipMark(MASQUERADE_MARK)],
+        vec![Statement::Masquerade],
+    ]
+}
+
+#[cfg(test)]
+mod tests;

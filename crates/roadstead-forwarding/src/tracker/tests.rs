@@ -1,0 +1,262 @@
+//! Tables for the tracker, in a small notation.
+//!
+//! A story is a list of words. `web=10.96.0.1:http/tcp/80` is a Service with one port, further
+//! flags after commas. `web/s1=http/tcp/8080,10.0.0.1=ready` is the slice s1 of web. `-web` and
+//! `-web/s1` delete. The outcome lists each carried port with its frontends and targets.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{ServicePort as ApiPort, ServiceSpec};
+use k8s_openapi::api::discovery::v1::{EndpointConditions, EndpointPort};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::*;
+
+fn metadata(name: &str, labels: &[(&str, &str)]) -> ObjectMeta {
+    let labels: BTreeMap<_, _> =
+        labels.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
+    ObjectMeta {
+        namespace: Some("ns".into()),
+        name: Some(name.into()),
+        labels: Some(labels),
+        ..ObjectMeta::default()
+    }
+}
+
+/// `http/tcp/80` as name, protocol and number.
+fn port(text: &str) -> (String, String, i32) {
+    let parts: Vec<_> = text.split('/').collect();
+    (parts[0].to_owned(), parts[1].to_uppercase(), parts[2].parse().unwrap())
+}
+
+fn service(name: &str, text: &str) -> Service {
+    let mut labels = Vec::new();
+    let mut spec = ServiceSpec::default();
+    for word in text.split(',') {
+        match word {
+            "local" => spec.internal_traffic_policy = Some("Local".into()),
+            "external-name" => spec.type_ = Some("ExternalName".into()),
+            "other-proxy" => labels.push((PROXY_NAME_LABEL, "other")),
+            _ if word.contains('/') => {
+                let (name, protocol, port) = port(word);
+                spec.ports.get_or_insert_default().push(ApiPort {
+                    name: Some(name),
+                    protocol: Some(protocol),
+                    port,
+                    ..ApiPort::default()
+                });
+            }
+            _ => spec.cluster_ips.get_or_insert_default().push(word.into()),
+        }
+    }
+    Service { metadata: metadata(name, &labels), spec: Some(spec), ..Service::default() }
+}
+
+fn slice(service: &str, name: &str, text: &str) -> EndpointSlice {
+    let mut slice = EndpointSlice {
+        metadata: metadata(name, &[(SERVICE_NAME_LABEL, service)]),
+        address_type: if text.contains("::") { "IPv6" } else { "IPv4" }.into(),
+        ..EndpointSlice::default()
+    };
+    for word in text.split(',') {
+        if let Some((address, rest)) = word.split_once('=') {
+            let (state, node) = rest.split_once('@').unwrap_or((rest, ""));
+            let conditions = |ready, serving, terminating| {
+                Some(EndpointConditions {
+                    ready: Some(ready),
+                    serving: Some(serving),
+                    terminating: Some(terminating),
+                })
+            };
+            slice.endpoints.get_or_insert_default().push(discovery::Endpoint {
+                addresses: address.split('+').map(str::to_owned).collect(),
+                conditions: match state {
+                    "nil" => None,
+                    "ready" => conditions(true, true, false),
+                    "unready" => conditions(false, false, false),
+                    "draining" => conditions(false, true, true),
+                    "ended" => conditions(false, false, true),
+                    other => panic!("no state {other}"),
+                },
+                node_name: (!node.is_empty()).then(|| node.to_owned()),
+                ..discovery::Endpoint::default()
+            });
+        } else {
+            let (name, protocol, number) = port(word);
+            slice.ports.get_or_insert_default().push(EndpointPort {
+                name: Some(name),
+                protocol: Some(protocol),
+                port: Some(number),
+                ..EndpointPort::default()
+            });
+        }
+    }
+    slice
+}
+
+fn tell(tracker: &mut Tracker, word: &str) {
+    let key = |name: &str| ObjectKey::new("ns", name);
+    match word.split_once('=') {
+        Some((name, text)) => match name.split_once('/') {
+            Some((owner, name)) => tracker.observe_slice(&slice(owner, name, text)),
+            None => tracker.observe_service(&service(name, text)),
+        },
+        None => match word.trim_start_matches('-').split_once('/') {
+            Some((_, name)) => tracker.remove_slice(&key(name)),
+            None => tracker.remove_service(&key(word.trim_start_matches('-'))),
+        },
+    }
+}
+
+fn node() -> NodeView {
+    NodeView { name: "n1".into(), zone: None }
+}
+
+fn carried(tracker: &Tracker, family: IpFamily) -> String {
+    let mut words = Vec::new();
+    for key in tracker.services.keys() {
+        for (name, port) in tracker.service_ports(key, family) {
+            let frontends = port.frontends.iter().map(|f| format!("{}:{}", f.address, f.port));
+            let frontends = frontends.collect::<Vec<_>>().join("+");
+            let targets = match port.internal {
+                Handling::Forward(targets) => {
+                    let words = targets.iter().map(|t| t.socket().to_string());
+                    words.collect::<Vec<_>>().join(",")
+                }
+                other => format!("{other:?}").to_lowercase(),
+            };
+            words.push(format!(
+                "{}:{}/{} {frontends}>{targets}",
+                name.name, name.port, name.protocol
+            ));
+        }
+    }
+    words.join("; ")
+}
+
+#[test]
+fn stories() {
+    let cases = [
+        (
+            "a service and its slice",
+            "w=10.9.0.1,p/tcp/80 w/a=p/tcp/8080,10.0.0.1=ready",
+            "w:p/tcp 10.9.0.1:80>10.0.0.1:8080",
+        ),
+        (
+            "in any order",
+            "w/a=p/tcp/8080,10.0.0.1=ready w=10.9.0.1,p/tcp/80",
+            "w:p/tcp 10.9.0.1:80>10.0.0.1:8080",
+        ),
+        ("no slices at all", "w=10.9.0.1,p/tcp/80", "w:p/tcp 10.9.0.1:80>reject"),
+        ("headless", "w=None,p/tcp/80 w/a=p/tcp/80,10.0.0.1=ready", ""),
+        ("external name", "w=external-name,p/tcp/80", ""),
+        ("another proxy's", "w=10.9.0.1,p/tcp/80,other-proxy", ""),
+        ("became another proxy's", "w=10.9.0.1,p/tcp/80 w=10.9.0.1,p/tcp/80,other-proxy", ""),
+        ("deleted service", "w=10.9.0.1,p/tcp/80 -w", ""),
+        (
+            "deleted slice",
+            "w=10.9.0.1,p/tcp/80 w/a=p/tcp/80,10.0.0.1=ready -w/a",
+            "w:p/tcp 10.9.0.1:80>reject",
+        ),
+        (
+            "sorted as text",
+            "w=10.9.0.1,p/tcp/80 w/a=p/tcp/80,10.0.0.9=ready,10.0.0.10=ready",
+            "w:p/tcp 10.9.0.1:80>10.0.0.10:80,10.0.0.9:80",
+        ),
+        (
+            "twice in two slices",
+            "w=10.9.0.1,p/tcp/80 w/a=p/tcp/80,10.0.0.1=ready w/b=p/tcp/80,10.0.0.1=ready,10.0.0.2=nil",
+            "w:p/tcp 10.9.0.1:80>10.0.0.1:80,10.0.0.2:80",
+        ),
+        (
+            "a reused address belongs to the living",
+            "w=10.9.0.1,p/tcp/80 w/a=p/tcp/80,10.0.0.1=draining w/b=p/tcp/80,10.0.0.1=unready",
+            "w:p/tcp 10.9.0.1:80>reject",
+        ),
+        (
+            "whatever the order",
+            "w=10.9.0.1,p/tcp/80 w/a=p/tcp/80,10.0.0.1=ready w/b=p/tcp/80,10.0.0.1=draining",
+            "w:p/tcp 10.9.0.1:80>10.0.0.1:80",
+        ),
+        (
+            "only the first address",
+            "w=10.9.0.1,p/tcp/80 w/a=p/tcp/80,10.0.0.1+10.0.0.2=ready",
+            "w:p/tcp 10.9.0.1:80>10.0.0.1:80",
+        ),
+        (
+            "draining if nothing is ready",
+            "w=10.9.0.1,p/tcp/80 w/a=p/tcp/80,10.0.0.1=draining,10.0.0.2=ended",
+            "w:p/tcp 10.9.0.1:80>10.0.0.1:80",
+        ),
+        (
+            "ports meet by name and protocol",
+            "w=10.9.0.1,p/tcp/80,p/udp/80,q/tcp/81 w/a=p/tcp/8080,p/udp/5353,10.0.0.1=ready",
+            "w:p/tcp 10.9.0.1:80>10.0.0.1:8080; w:p/udp 10.9.0.1:80>10.0.0.1:5353; w:q/tcp 10.9.0.1:81>reject",
+        ),
+        (
+            "a name with two numbers",
+            "w=10.9.0.1,p/tcp/80 w/a=p/tcp/8080,10.0.0.1=ready w/b=p/tcp/9090,10.0.0.2=ready",
+            "w:p/tcp 10.9.0.1:80>10.0.0.1:8080,10.0.0.2:9090",
+        ),
+        (
+            "an unnamed port",
+            "w=10.9.0.1,/tcp/80 w/a=/tcp/8080,10.0.0.1=ready",
+            "w:/tcp 10.9.0.1:80>10.0.0.1:8080",
+        ),
+        (
+            "the other family stays out",
+            "w=10.9.0.1,p/tcp/80 w/a=p/tcp/80,10.0.0.1=ready w/b=p/tcp/80,fd00::1=ready",
+            "w:p/tcp 10.9.0.1:80>10.0.0.1:80",
+        ),
+        (
+            "local policy",
+            "w=10.9.0.1,p/tcp/80,local w/a=p/tcp/80,10.0.0.1=ready@n1,10.0.0.2=ready@n2",
+            "w:p/tcp 10.9.0.1:80>10.0.0.1:80",
+        ),
+        (
+            "local policy without a local endpoint",
+            "w=10.9.0.1,p/tcp/80,local w/a=p/tcp/80,10.0.0.2=ready@n2",
+            "w:p/tcp 10.9.0.1:80>drop",
+        ),
+        (
+            "local policy without any endpoint",
+            "w=10.9.0.1,p/tcp/80,local w/a=p/tcp/80,10.0.0.2=ended@n2",
+            "w:p/tcp 10.9.0.1:80>reject",
+        ),
+    ];
+    for (name, story, want) in cases {
+        let mut tracker = Tracker::new(node());
+        story.split_whitespace().for_each(|word| tell(&mut tracker, word));
+        assert_eq!(carried(&tracker, IpFamily::V4), want, "{name}");
+    }
+}
+
+#[test]
+fn dual_stack() {
+    let mut tracker = Tracker::new(node());
+    tell(&mut tracker, "w=10.9.0.1,fd99::1,p/tcp/80");
+    tell(&mut tracker, "w/a=p/tcp/80,10.0.0.1=ready");
+    tell(&mut tracker, "w/b=p/tcp/80,fd00::1=ready");
+    assert_eq!(carried(&tracker, IpFamily::V4), "w:p/tcp 10.9.0.1:80>10.0.0.1:80");
+    assert_eq!(carried(&tracker, IpFamily::V6), "w:p/tcp fd99::1:80>[fd00::1]:80");
+}
+
+#[test]
+fn only_what_changed_is_dirty() {
+    let cases = [
+        ("a first sight", "", "w=10.9.0.1,p/tcp/80", "w"),
+        ("the same again", "w=10.9.0.1,p/tcp/80", "w=10.9.0.1,p/tcp/80", ""),
+        ("the same slice again", "w/a=p/tcp/80,10.0.0.1=ready", "w/a=p/tcp/80,10.0.0.1=ready", ""),
+        ("a slice that moves to another service", "w/a=p/tcp/80", "v/a=p/tcp/80", "v w"),
+        ("a slice that goes", "w/a=p/tcp/80", "-w/a", "w"),
+        ("one that we never carried", "w=None,p/tcp/80", "-w", ""),
+    ];
+    for (name, before, word, want) in cases {
+        let mut tracker = Tracker::new(node());
+        before.split_whitespace().for_each(|word| tell(&mut tracker, word));
+        tracker.take_dirty();
+        tell(&mut tracker, word);
+        let dirty: Vec<_> = tracker.take_dirty().into_iter().map(|key| key.name).collect();
+        assert_eq!(dirty.join(" "), want, "{name}");
+    }
+}

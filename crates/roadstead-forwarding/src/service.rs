@@ -134,6 +134,16 @@ pub enum Handling {
     Drop,
 }
 
+impl Handling {
+    /// The targets, if it forwards at all.
+    pub fn targets(&self) -> &[Target] {
+        match self {
+            Handling::Forward(targets) => targets,
+            Handling::Reject | Handling::Drop => &[],
+        }
+    }
+}
+
 /// How one port of one Service is carried, in one address family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePort {

@@ -62,6 +62,7 @@ pub struct ForwardingTable {
     ports: BTreeMap<Arc<ServicePortName>, ServicePort>,
     /// Who claims each frontend, in order; the first one has it.
     claims: BTreeMap<Frontend, Vec<Arc<ServicePortName>>>,
+    target_count: usize,
 }
 
 impl ForwardingTable {
@@ -74,6 +75,7 @@ impl ForwardingTable {
             cluster_networks: ours.map(IpNet::trunc).collect(),
             ports: BTreeMap::new(),
             claims: BTreeMap::new(),
+            target_count: 0,
         }
     }
 
@@ -85,6 +87,16 @@ impl ForwardingTable {
     /// The networks of the cluster's pods in this family.
     pub fn cluster_networks(&self) -> &[IpNet] {
         &self.cluster_networks
+    }
+
+    /// How many service ports there are.
+    pub fn port_count(&self) -> usize {
+        self.ports.len()
+    }
+
+    /// How many targets they have in all.
+    pub fn target_count(&self) -> usize {
+        self.target_count
     }
 
     /// Makes `ports` all the ports of a Service; returns every service port that is now different.
@@ -190,12 +202,14 @@ impl ForwardingTable {
             }
             claims.insert(at, name.clone());
         }
+        self.target_count += port.internal.targets().len();
         self.ports.insert(name.clone(), port);
         changed.insert(name);
     }
 
     fn release(&mut self, name: &ServicePortName, changed: &mut BTreeSet<Arc<ServicePortName>>) {
         let Some((name, port)) = self.ports.remove_entry(name) else { return };
+        self.target_count -= port.internal.targets().len();
         for frontend in &port.frontends {
             let Some(claims) = self.claims.get_mut(frontend) else { continue };
             let had_it = claims.first() == Some(&name);

@@ -1,4 +1,9 @@
-//! The proxy agent: keeps the kernel equal to the Services of the cluster.
+//! The proxy: keeps the kernel's load balancer equal to the cluster's Services.
 //!
-//! It feeds watched objects into `roadstead-forwarding` and writes the resulting program with one
-//! atomic netlink batch per change. It decides nothing about traffic by itself.
+//! The agent follows Services and EndpointSlices, `roadstead-forwarding` decides, and the writers
+//! here carry it out: `nft` over a netlink socket, one atomic batch per burst of changes. Nothing
+//! is written before everything is known, and after a failure the last good state stays.
+
+pub mod agent;
+pub mod netlink;
+pub mod nft;

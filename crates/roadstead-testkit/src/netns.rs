@@ -4,9 +4,13 @@
 //! namespace. It needs no privileges, cannot touch the machine's own network, and everything it
 //! leaves behind (links, rules, processes) disappears with it.
 
-use std::env;
+use std::fs::File;
+use std::net::Ipv4Addr;
 use std::process::{Command, Output};
-use std::thread;
+use std::{env, thread};
+
+use rustix::fd::AsFd;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 /// Set inside the laboratory, to the name of the test that runs there.
 const INSIDE: &str = "ROADSTEAD_LAB";
@@ -60,6 +64,60 @@ pub fn run(command: &str) -> String {
 /// Runs a shell command and returns whatever came of it.
 pub fn try_run(command: &str) -> Output {
     Command::new("sh").args(["-c", command]).output().expect("sh is on every machine")
+}
+
+/// Runs `body` on a thread of its own inside a network namespace; returns what it returns.
+///
+/// Sockets opened there stay in that namespace, wherever they are used afterwards.
+pub fn inside<T: Send>(namespace: &str, body: impl FnOnce() -> T + Send) -> T {
+    let path = format!("/run/netns/{namespace}");
+    let file = File::open(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
+                .expect("we are root in our laboratory");
+            body()
+        });
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// Turns the laboratory itself into a node: a router with a bridge for its pods.
+///
+/// The node is 10.244.0.1 to its pods and 192.168.7.1 to a machine outside, the namespace
+/// `outside` with 192.168.7.2, which knows the node as its way to everything.
+pub fn make_node() {
+    for setting in ["ip_forward=1", "conf/all/send_redirects=0", "conf/default/send_redirects=0"] {
+        let (name, value) = setting.split_once('=').expect("written that way");
+        run(&format!("echo {value} > /proc/sys/net/ipv4/{name}"));
+    }
+    run("ip link add bridge0 type bridge && ip link set bridge0 up");
+    run("ip address add 10.244.0.1/24 dev bridge0");
+    // A real node has a default route, without which it could not even try to reach a ClusterIP.
+    run("ip route add default via 10.244.0.254");
+    run("ip netns add outside && ip link add outside0 type veth peer name eth0 netns outside");
+    run("ip address add 192.168.7.1/24 dev outside0 && ip link set outside0 up");
+    run("ip -n outside address add 192.168.7.2/24 dev eth0 && ip -n outside link set eth0 up");
+    run("ip -n outside link set lo up && ip -n outside route add default via 192.168.7.1");
+}
+
+/// Adds a pod to the node: the namespace `pod-N` with the address 10.244.0.N.
+///
+/// The pod sends everything through the node, so translated answers pass it on their way back
+/// even when both ends are on the same bridge.
+pub fn make_pod(number: u8) -> (String, Ipv4Addr) {
+    let (name, address) = (format!("pod-{number}"), Ipv4Addr::new(10, 244, 0, number));
+    run(&format!("ip netns add {name}"));
+    run(&format!("ip link add veth{number} type veth peer name eth0 netns {name}"));
+    run(&format!("ip link set veth{number} master bridge0 up"));
+    // Where br_netfilter is active, a pod that calls itself through its Service comes back out of
+    // the port it went in by. Every network plugin allows that.
+    run(&format!("ip link set veth{number} type bridge_slave hairpin on"));
+    run(&format!("ip -n {name} address add {address}/32 dev eth0"));
+    run(&format!("ip -n {name} link set eth0 up && ip -n {name} link set lo up"));
+    run(&format!("ip -n {name} route add 10.244.0.1 dev eth0 scope link"));
+    run(&format!("ip -n {name} route add default via 10.244.0.1"));
+    (name, address)
 }
 
 #[cfg(test)]

@@ -61,10 +61,7 @@ pub(super) fn shared_keys<'a>(
     frontends: &'a [Frontend],
     handling: &'a Handling,
 ) -> impl Iterator<Item = Key> + 'a {
-    let targets: &[Target] = match handling {
-        Handling::Forward(targets) if !frontends.is_empty() => targets,
-        _ => &[],
-    };
+    let targets = if frontends.is_empty() { &[] } else { handling.targets() };
     let here = targets.iter().filter(|target| target.place == Place::Here);
     let hairpins = here.map(|t| Key::Hairpin(t.address, name.protocol, t.port));
     frontends.iter().map(|frontend| Key::ClusterIp(frontend.address)).chain(hairpins)

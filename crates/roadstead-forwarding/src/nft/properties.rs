@@ -29,16 +29,18 @@ const VIPS: u8 = 96;
 const PODS: u8 = 0;
 const OUTSIDE: u8 = 200;
 
+/// Protocol, number, frontends, and targets: `None` means drop, no targets mean reject.
+type Port = (Protocol, u16, BTreeSet<u8>, Option<BTreeSet<u8>>);
+
 /// One Service with all its ports, before it has a family.
 #[derive(Clone, Debug)]
 struct Edit {
     service: u8,
-    ports: Vec<(Protocol, u16, BTreeSet<u8>, Option<BTreeSet<u8>>)>,
+    ports: Vec<Port>,
 }
 
 fn edits() -> impl Strategy<Value = Edit> {
     let protocol = prop_oneof![Just(Protocol::Tcp), Just(Protocol::Udp)];
-    // `None` means drop; an empty set means reject.
     let targets = prop_oneof![8 => btree_set(0..12u8, 0..8).prop_map(Some), 1 => Just(None)];
     let port = (protocol, 80..82u16, btree_set(0..3u8, 1..3), targets);
     (0..5u8, vec(port, 0..3)).prop_map(|(service, ports)| Edit { service, ports })
@@ -56,12 +58,7 @@ fn table(family: IpFamily) -> ForwardingTable {
 
 fn apply(table: &mut ForwardingTable, edit: &Edit) -> BTreeSet<Arc<ServicePortName>> {
     let family = table.family();
-    let port = |(protocol, number, vips, targets): &(
-        Protocol,
-        u16,
-        BTreeSet<u8>,
-        Option<BTreeSet<u8>>,
-    )| {
+    let port = |(protocol, number, vips, targets): &Port| {
         let frontend = |vip: &u8| Frontend {
             address: address(family, VIPS, *vip),
             protocol: *protocol,
@@ -70,7 +67,7 @@ fn apply(table: &mut ForwardingTable, edit: &Edit) -> BTreeSet<Arc<ServicePortNa
         let target = |host: &u8| Target {
             address: address(family, PODS, *host),
             port: 8080 + u16::from(host % 2),
-            place: if host % 3 == 0 { Place::Here } else { Place::Elsewhere },
+            place: if host.is_multiple_of(3) { Place::Here } else { Place::Elsewhere },
         };
         let internal = match targets {
             None => Handling::Drop,

@@ -1,0 +1,247 @@
+//! The statements of a rule as the kernel's expressions.
+//!
+//! The kernel has sixteen registers of four bytes. A lookup key is put together in consecutive
+//! ones from the first; a target found in a map comes back the same way.
+
+use std::net::IpAddr;
+
+use roadstead_forwarding::nft::model::{ChainName, Field, SetName, Statement};
+use roadstead_forwarding::service::IpFamily;
+
+use super::encode::LIST_ITEM;
+use crate::netlink::Attributes;
+
+pub(super) const DATA_VALUE: u16 = 1;
+const DATA_VERDICT: u16 = 2;
+
+pub(super) const DROP: i32 = 0;
+pub(super) const GOTO: i32 = -4;
+const JUMP: i32 = -3;
+const RETURN: i32 = -5;
+
+const VERDICT_REGISTER: u32 = 0;
+const META_MARK: u32 = 3;
+const META_PROTOCOL: u32 = 16;
+const CT_STATE: u32 = 0;
+const CT_STATUS: u32 = 2;
+const STATE_NEW: u32 = 1 << 3;
+const STATUS_DESTINATION_NAT: u32 = 1 << 5;
+const NETWORK_HEADER: u32 = 1;
+const TRANSPORT_HEADER: u32 = 2;
+const EQUAL: u32 = 0;
+const NOT_EQUAL: u32 = 1;
+
+/// `AF_INET` or `AF_INET6`.
+pub(super) fn family_number(family: IpFamily) -> u8 {
+    match family {
+        IpFamily::V4 => 2,
+        IpFamily::V6 => 10,
+    }
+}
+
+/// Appends the expressions of a statement to a rule.
+pub(super) fn write(rule: &mut Attributes<'_>, family: IpFamily, statement: &Statement) {
+    match statement {
+        Statement::IsNew => has_bit(rule, CT_STATE, STATE_NEW),
+        Statement::IsTranslated => has_bit(rule, CT_STATUS, STATUS_DESTINATION_NAT),
+        Statement::SourceOutside(network) => {
+            load(rule, family, Field::Source, 0);
+            let mask = octets(network.netmask());
+            bitwise(rule, &mask, &vec![0; mask.len()]);
+            compare(rule, NOT_EQUAL, &octets(network.network()));
+        }
+        Statement::MarkClear(bits) => {
+            meta(rule, META_MARK, 0);
+            bitwise(rule, &bits.to_ne_bytes(), &[0; 4]);
+            compare(rule, EQUAL, &[0; 4]);
+        }
+        Statement::Member(fields, set) => {
+            load_all(rule, family, fields);
+            lookup(rule, *set, None);
+        }
+        Statement::SetMark(bits) => change_mark(rule, !bits, *bits),
+        Statement::FlipMark(bits) => change_mark(rule, u32::MAX, *bits),
+        Statement::VerdictMap(fields, map) => {
+            load_all(rule, family, fields);
+            lookup(rule, *map, Some(VERDICT_REGISTER));
+        }
+        Statement::DestinationFromSlot(count, map) => {
+            let word = load_all(rule, family, &[Field::Destination, Field::Protocol, Field::Port]);
+            random(rule, *count, word);
+            lookup(rule, *map, Some(register(0)));
+            destination_nat(rule, family);
+        }
+        Statement::Masquerade => masquerade(rule),
+        Statement::Reject => reject(rule, family),
+        Statement::Return => immediate(rule, RETURN, None),
+        Statement::Jump(chain) => immediate(rule, JUMP, Some(*chain)),
+    }
+}
+
+/// Writes a verdict into a data nest.
+pub(super) fn verdict_code(data: &mut Attributes<'_>, code: i32, chain: Option<ChainName>) {
+    const CODE: u16 = 1;
+    const CHAIN: u16 = 2;
+    data.nest(DATA_VERDICT, |verdict| {
+        verdict.put(CODE, &code.to_be_bytes());
+        if let Some(chain) = chain {
+            verdict.text(CHAIN, &chain.to_string());
+        }
+    });
+}
+
+fn expression(rule: &mut Attributes<'_>, name: &str, fill: impl FnOnce(&mut Attributes<'_>)) {
+    const NAME: u16 = 1;
+    const DATA: u16 = 2;
+    rule.nest(LIST_ITEM, |item| {
+        item.text(NAME, name);
+        item.nest(DATA, fill);
+    });
+}
+
+/// The register that starts at a word. The first one goes by its older name, as nft does it.
+fn register(word: u32) -> u32 {
+    if word == 0 { 1 } else { 8 + word }
+}
+
+fn address_words(family: IpFamily) -> u32 {
+    match family {
+        IpFamily::V4 => 1,
+        IpFamily::V6 => 4,
+    }
+}
+
+/// Loads fields into consecutive registers; returns the first free word.
+fn load_all(rule: &mut Attributes<'_>, family: IpFamily, fields: &[Field]) -> u32 {
+    fields.iter().fold(0, |word, field| word + load(rule, family, *field, word))
+}
+
+/// Loads a field; returns how many words it takes.
+fn load(rule: &mut Attributes<'_>, family: IpFamily, field: Field, word: u32) -> u32 {
+    let words = address_words(family);
+    let (source, destination) = match family {
+        IpFamily::V4 => (12, 16),
+        IpFamily::V6 => (8, 24),
+    };
+    match field {
+        Field::Source => payload(rule, NETWORK_HEADER, source, 4 * words, word),
+        Field::Destination => payload(rule, NETWORK_HEADER, destination, 4 * words, word),
+        Field::Protocol => meta(rule, META_PROTOCOL, word),
+        Field::Port => payload(rule, TRANSPORT_HEADER, 2, 2, word),
+    }
+    if matches!(field, Field::Source | Field::Destination) { words } else { 1 }
+}
+
+fn payload(rule: &mut Attributes<'_>, header: u32, offset: u32, length: u32, word: u32) {
+    expression(rule, "payload", |data| {
+        data.number(1, register(word));
+        data.number(2, header);
+        data.number(3, offset);
+        data.number(4, length);
+    });
+}
+
+fn meta(rule: &mut Attributes<'_>, key: u32, word: u32) {
+    expression(rule, "meta", |data| {
+        data.number(1, register(word));
+        data.number(2, key);
+    });
+}
+
+fn has_bit(rule: &mut Attributes<'_>, key: u32, bit: u32) {
+    expression(rule, "ct", |data| {
+        data.number(1, register(0));
+        data.number(2, key);
+    });
+    bitwise(rule, &bit.to_ne_bytes(), &[0; 4]);
+    compare(rule, NOT_EQUAL, &[0; 4]);
+}
+
+/// The first register becomes itself `& mask ^ flip`.
+fn bitwise(rule: &mut Attributes<'_>, mask: &[u8], flip: &[u8]) {
+    expression(rule, "bitwise", |data| {
+        data.number(1, register(0));
+        data.number(2, register(0));
+        data.number(3, u32::try_from(mask.len()).expect("four or sixteen"));
+        data.nest(4, |nest| nest.put(DATA_VALUE, mask));
+        data.nest(5, |nest| nest.put(DATA_VALUE, flip));
+    });
+}
+
+fn compare(rule: &mut Attributes<'_>, operator: u32, value: &[u8]) {
+    expression(rule, "cmp", |data| {
+        data.number(1, register(0));
+        data.number(2, operator);
+        data.nest(3, |nest| nest.put(DATA_VALUE, value));
+    });
+}
+
+fn change_mark(rule: &mut Attributes<'_>, mask: u32, flip: u32) {
+    meta(rule, META_MARK, 0);
+    bitwise(rule, &mask.to_ne_bytes(), &flip.to_ne_bytes());
+    expression(rule, "meta", |data| {
+        data.number(2, META_MARK);
+        data.number(3, register(0));
+    });
+}
+
+fn lookup(rule: &mut Attributes<'_>, set: SetName, result: Option<u32>) {
+    expression(rule, "lookup", |data| {
+        data.text(1, set.name());
+        data.number(2, register(0));
+        if let Some(register) = result {
+            data.number(3, register);
+        }
+    });
+}
+
+fn random(rule: &mut Attributes<'_>, below: u32, word: u32) {
+    const RANDOM: u32 = 1;
+    expression(rule, "numgen", |data| {
+        data.number(1, register(word));
+        data.number(2, below);
+        data.number(3, RANDOM);
+        data.number(4, 0);
+    });
+}
+
+fn destination_nat(rule: &mut Attributes<'_>, family: IpFamily) {
+    const DESTINATION: u32 = 1;
+    expression(rule, "nat", |data| {
+        data.number(1, DESTINATION);
+        data.number(2, u32::from(family_number(family)));
+        data.number(3, register(0));
+        data.number(5, register(address_words(family)));
+    });
+}
+
+fn masquerade(rule: &mut Attributes<'_>) {
+    const FULLY_RANDOM: u32 = 1 << 4;
+    expression(rule, "masq", |data| data.number(1, FULLY_RANDOM));
+}
+
+fn reject(rule: &mut Attributes<'_>, family: IpFamily) {
+    const WITH_ICMP: u32 = 0;
+    let port_unreachable = match family {
+        IpFamily::V4 => 3,
+        IpFamily::V6 => 4,
+    };
+    expression(rule, "reject", |data| {
+        data.number(1, WITH_ICMP);
+        data.put(2, &[port_unreachable]);
+    });
+}
+
+fn immediate(rule: &mut Attributes<'_>, code: i32, chain: Option<ChainName>) {
+    expression(rule, "immediate", |data| {
+        data.number(1, VERDICT_REGISTER);
+        data.nest(2, |nest| verdict_code(nest, code, chain));
+    });
+}
+
+fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    }
+}

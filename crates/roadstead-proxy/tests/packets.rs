@@ -1,0 +1,316 @@
+//! Real packets through the real kernel, in a laboratory of network namespaces.
+//!
+//! The laboratory is a node with pods that answer every connection with their own name and the
+//! address they see. Objects are fed to the agent directly; no API server is needed.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use roadstead_proxy::agent::{Agent, Config, cleanup};
+use roadstead_testkit::netns::{inside, laboratory, make_node, make_pod, run};
+use roadstead_watch::informer::Change;
+use serde_json::json;
+
+const NODE: &str = "node-1";
+const PORT: u16 = 8080;
+const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A pod that answers on TCP and UDP.
+struct Pod {
+    name: String,
+    address: Ipv4Addr,
+}
+
+fn start_pod(number: u8) -> Pod {
+    let (name, address) = make_pod(number);
+    let (tcp, udp) = inside(&name, || {
+        (TcpListener::bind(("0.0.0.0", PORT)).unwrap(), UdpSocket::bind(("0.0.0.0", PORT)).unwrap())
+    });
+    let own = name.clone();
+    thread::spawn(move || {
+        for connection in tcp.incoming().flatten() {
+            let peer = connection.peer_addr().map(|peer| peer.ip());
+            let _ = peer.and_then(|peer| write!(&connection, "{own} {peer}"));
+        }
+    });
+    let own = name.clone();
+    thread::spawn(move || {
+        while let Ok((_, peer)) = udp.recv_from(&mut [0; 64]) {
+            let _ = udp.send_to(format!("{own} {}", peer.ip()).as_bytes(), peer);
+        }
+    });
+    Pod { name, address }
+}
+
+/// Connects once; returns who answered and whom they saw.
+fn call(protocol: &str, frontend: SocketAddr) -> io::Result<(String, IpAddr)> {
+    let mut answer = String::new();
+    if protocol == "TCP" {
+        let mut connection = TcpStream::connect_timeout(&frontend, TIMEOUT)?;
+        connection.set_read_timeout(Some(TIMEOUT))?;
+        connection.read_to_string(&mut answer)?;
+    } else {
+        let socket = UdpSocket::bind(("0.0.0.0", 0))?;
+        socket.set_read_timeout(Some(TIMEOUT))?;
+        socket.connect(frontend)?;
+        socket.send(b"hello")?;
+        let mut buffer = [0; 64];
+        let length = socket.recv(&mut buffer)?;
+        answer = String::from_utf8_lossy(&buffer[..length]).into_owned();
+    }
+    let (name, peer) = answer.split_once(' ').ok_or(io::ErrorKind::InvalidData)?;
+    Ok((name.to_owned(), peer.parse().map_err(|_| io::ErrorKind::InvalidData)?))
+}
+
+/// How often each pod answered, when called from a namespace or from the node itself.
+fn counts(
+    from: Option<&str>,
+    protocol: &str,
+    frontend: SocketAddr,
+    times: usize,
+) -> BTreeMap<String, usize> {
+    let calls = || {
+        let mut counts = BTreeMap::new();
+        for _ in 0..times {
+            let (name, _) = call(protocol, frontend).unwrap();
+            *counts.entry(name).or_default() += 1;
+        }
+        counts
+    };
+    match from {
+        Some(namespace) => inside(namespace, calls),
+        None => calls(),
+    }
+}
+
+fn agent() -> Agent {
+    let cluster_networks = vec!["10.244.0.0/16".parse().unwrap()];
+    Agent::new(Config { node_name: NODE.into(), cluster_networks, ..Config::default() }).unwrap()
+}
+
+/// A Service with one TCP and one UDP port, both 80 to 8080.
+fn service(name: &str, address: &str) -> Change<Service> {
+    let port =
+        |protocol: &str| json!({"name": protocol.to_lowercase(), "port": 80, "protocol": protocol});
+    let object = json!({
+        "metadata": {"namespace": "default", "name": name},
+        "spec": {"clusterIP": address, "clusterIPs": [address], "ports": [port("TCP"), port("UDP")]},
+    });
+    Change::Set(Arc::new(serde_json::from_value(object).unwrap()))
+}
+
+fn slice(service: &str, addresses: &[Ipv4Addr]) -> Change<EndpointSlice> {
+    let port = |protocol: &str| json!({"name": protocol.to_lowercase(), "port": PORT, "protocol": protocol});
+    let endpoint = |address: &Ipv4Addr| json!({"addresses": [address.to_string()], "nodeName": NODE, "conditions": {"ready": true}});
+    let object = json!({
+        "metadata": {
+            "namespace": "default",
+            "name": format!("{service}-1"),
+            "labels": {"kubernetes.io/service-name": service},
+        },
+        "addressType": "IPv4",
+        "ports": [port("TCP"), port("UDP")],
+        "endpoints": addresses.iter().map(endpoint).collect::<Vec<_>>(),
+    });
+    Change::Set(Arc::new(serde_json::from_value(object).unwrap()))
+}
+
+fn frontend(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}
+
+#[test]
+fn connections_reach_targets_through_the_cluster_ip() {
+    laboratory(|| {
+        make_node();
+        let pods = [2, 3, 4].map(start_pod);
+        let addresses: Vec<_> = pods.iter().map(|pod| pod.address).collect();
+        let mut agent = agent();
+        agent.observe_service(&service("web", "10.96.0.20"));
+        agent.observe_slice(&slice("web", &addresses));
+        agent.commit().unwrap();
+
+        let web = frontend("10.96.0.20:80");
+        for (from, protocol) in
+            [(None, "TCP"), (None, "UDP"), (Some("pod-2"), "TCP"), (Some("pod-2"), "UDP")]
+        {
+            let counts = counts(from, protocol, web, 300);
+            assert_eq!(counts.len(), 3, "{from:?} {protocol}: {counts:?}");
+            // One hundred each is expected; five standard deviations are 41.
+            let plausible = counts.values().all(|count| (59..=141).contains(count));
+            assert!(plausible, "{from:?} {protocol}: {counts:?}");
+        }
+
+        // Pods see pods as they are; whoever comes from outside appears as the node.
+        let seen_by = |from: &str, protocol| inside(from, || call(protocol, web).unwrap());
+        for protocol in ["TCP", "UDP"] {
+            let (name, peer) = (0..50)
+                .map(|_| seen_by("pod-2", protocol))
+                .find(|(name, _)| name != "pod-2")
+                .expect("one of fifty calls goes to another pod");
+            assert_eq!(peer, pods[0].address, "{name} must see the pod itself");
+            assert_eq!(seen_by("outside", protocol).1, Ipv4Addr::new(10, 244, 0, 1));
+        }
+
+        let text = run("nft list ruleset");
+        assert!(
+            text.contains("10.96.0.20 . tcp . 80") && text.contains("default/web:tcp/tcp"),
+            "{text}"
+        );
+        assert!(run("nft -j list ruleset").contains("10.96.0.20"));
+    });
+}
+
+#[test]
+fn a_removed_endpoint_gets_no_new_connection() {
+    laboratory(|| {
+        make_node();
+        let pods = [2, 3, 4].map(start_pod);
+        let addresses: Vec<_> = pods.iter().map(|pod| pod.address).collect();
+        let mut agent = agent();
+        agent.observe_service(&service("web", "10.96.0.20"));
+        agent.observe_slice(&slice("web", &addresses));
+        agent.commit().unwrap();
+        let web = frontend("10.96.0.20:80");
+        for gone in 0..3 {
+            let rest: Vec<_> =
+                addresses.iter().filter(|a| **a != addresses[gone]).copied().collect();
+            agent.observe_slice(&slice("web", &rest));
+            agent.commit().unwrap();
+            for protocol in ["TCP", "UDP"] {
+                let counts = counts(Some("outside"), protocol, web, 40);
+                assert!(!counts.contains_key(&pods[gone].name), "{protocol}: {counts:?}");
+                assert_eq!(counts.len(), 2, "{protocol}: {counts:?}");
+            }
+            agent.observe_slice(&slice("web", &addresses));
+            agent.commit().unwrap();
+        }
+        assert_eq!(counts(None, "TCP", web, 60).len(), 3, "all are back");
+    });
+}
+
+#[test]
+fn without_endpoints_connections_are_refused() {
+    laboratory(|| {
+        make_node();
+        let pod = start_pod(2);
+        let mut agent = agent();
+        agent.observe_service(&service("empty", "10.96.0.30"));
+        agent.observe_service(&service("web", "10.96.0.20"));
+        agent.observe_slice(&slice("web", &[pod.address]));
+        agent.commit().unwrap();
+        let refused = |from: Option<&str>, protocol: &str, text: &str| {
+            let started = Instant::now();
+            let attempt = || call(protocol, frontend(text)).map_err(|error| error.kind());
+            let outcome = from.map_or_else(attempt, |namespace| inside(namespace, attempt));
+            // The kernel tells a local sender of datagrams so in its own way.
+            let want = match (from, protocol) {
+                (None, "UDP") => io::ErrorKind::PermissionDenied,
+                _ => io::ErrorKind::ConnectionRefused,
+            };
+            assert_eq!(outcome, Err(want), "{from:?} {protocol} {text}");
+            assert!(started.elapsed() < Duration::from_millis(500), "refused at once");
+        };
+        for from in [None, Some("pod-2"), Some("outside")] {
+            for protocol in ["TCP", "UDP"] {
+                refused(from, protocol, "10.96.0.30:80");
+                refused(from, protocol, "10.96.0.20:81");
+            }
+        }
+
+        agent.observe_slice(&slice("empty", &[pod.address]));
+        agent.commit().unwrap();
+        assert_eq!(call("TCP", frontend("10.96.0.30:80")).unwrap().0, "pod-2", "served now");
+        agent.observe_slice(&slice("empty", &[]));
+        agent.commit().unwrap();
+        refused(None, "TCP", "10.96.0.30:80");
+    });
+}
+
+#[test]
+fn a_pod_reaches_itself_through_its_service() {
+    laboratory(|| {
+        make_node();
+        let pod = start_pod(2);
+        let mut agent = agent();
+        agent.observe_service(&service("web", "10.96.0.20"));
+        agent.observe_slice(&slice("web", &[pod.address]));
+        agent.commit().unwrap();
+        for protocol in ["TCP", "UDP"] {
+            let (name, peer) =
+                inside("pod-2", || call(protocol, frontend("10.96.0.20:80"))).unwrap();
+            assert_eq!((name.as_str(), peer), ("pod-2", Ipv4Addr::new(10, 244, 0, 1).into()));
+        }
+    });
+}
+
+#[test]
+fn restart_and_cleanup() {
+    laboratory(|| {
+        make_node();
+        let pod = start_pod(2);
+        let web = frontend("10.96.0.20:80");
+        for _ in 0..2 {
+            let mut agent = agent();
+            agent.observe_service(&service("web", "10.96.0.20"));
+            agent.observe_slice(&slice("web", &[pod.address]));
+            agent.commit().unwrap();
+            assert_eq!(call("TCP", web).unwrap().0, "pod-2");
+        }
+        // Somebody else's flush makes the next commit fail; the one after writes everything.
+        let mut agent = agent();
+        agent.observe_service(&service("web", "10.96.0.20"));
+        agent.observe_slice(&slice("web", &[pod.address]));
+        agent.commit().unwrap();
+        run("nft flush ruleset");
+        agent.observe_service(&service("api", "10.96.0.21"));
+        assert!(agent.commit().is_err());
+        agent.commit().unwrap();
+        assert_eq!(call("TCP", web).unwrap().0, "pod-2");
+
+        cleanup().unwrap();
+        assert_eq!(run("nft list ruleset"), "");
+        cleanup().unwrap();
+    });
+}
+
+#[test]
+fn one_change_among_a_thousand_services() {
+    laboratory(|| {
+        let mut agent = agent();
+        let address = |n: usize| Ipv4Addr::from(0x0a60_0000 + u32::try_from(n).unwrap());
+        let pod = |n: usize| Ipv4Addr::from(0x0af4_0000 + u32::try_from(n).unwrap());
+        for n in 1..=1000 {
+            agent.observe_service(&service(&format!("s{n}"), &address(n).to_string()));
+            agent.observe_slice(&slice(&format!("s{n}"), &[pod(2 * n), pod(2 * n + 1)]));
+        }
+        let started = Instant::now();
+        agent.commit().unwrap();
+        eprintln!("1000 services x 2 ports x 2 endpoints: first commit {:?}", started.elapsed());
+
+        let mut measure = |what: &str, change: &dyn Fn(usize) -> Vec<Ipv4Addr>| {
+            let mut times: Vec<_> = (1..=500)
+                .map(|n| {
+                    let change = slice(&format!("s{n}"), &change(n));
+                    let started = Instant::now();
+                    agent.observe_slice(&change);
+                    agent.commit().unwrap();
+                    started.elapsed()
+                })
+                .collect();
+            times.sort();
+            eprintln!("{what}: p50 {:?}, p99 {:?}", times[250], times[495]);
+            assert!(times[250] < Duration::from_millis(5), "{what} is far too slow");
+        };
+        measure("one endpoint replaced", &|n| vec![pod(2 * n), pod(9000 + n)]);
+        measure("one endpoint added", &|n| vec![pod(2 * n), pod(9000 + n), pod(2 * n + 1)]);
+        measure("one endpoint removed", &|n| vec![pod(9000 + n), pod(2 * n + 1)]);
+        run("nft list ruleset > /dev/null && nft -j list ruleset > /dev/null");
+    });
+}

@@ -3,29 +3,52 @@
 use clap::{Parser, Subcommand};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
+use tracing_subscriber::EnvFilter;
 
-use crate::apiserver;
+use crate::{apiserver, up};
 
 /// Kubernetes Services for any Linux machine.
 ///
-/// `roadstead up` starts everything on this machine; the other commands run one part of it.
+/// `roadstead up` starts everything on this machine and writes a kubeconfig; any kubectl can use
+/// it. The other commands run one part.
 #[derive(Debug, Parser)]
-#[command(version, max_term_width = 100)]
+#[command(version, max_term_width = 100, after_help = EXAMPLES)]
 pub struct Cli {
+    /// What to log, as LEVEL or TARGET=LEVEL,… (error, warn, info, debug).
+    #[arg(long, global = true, env = "ROADSTEAD_LOG", default_value = "info")]
+    pub log: String,
     #[command(subcommand)]
     pub command: Command,
 }
 
+const EXAMPLES: &str = "\
+Examples:
+  sudo roadstead up                     everything on this machine
+  roadstead apiserver --ephemeral       a Kubernetes API for tests, in memory, without root
+  sudo roadstead cleanup                remove what a killed `up` left behind";
+
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Start everything on this machine: API server, controllers, DNS, proxy and node agent.
+    Up(up::Args),
     /// Run only the API server.
     Apiserver(apiserver::Args),
+    /// Remove every process, namespace, link, rule and file that `up` with the same flags made.
+    Cleanup(up::Args),
 }
 
 /// Carries out a command.
-pub async fn run(command: Command) -> anyhow::Result<()> {
-    match command {
+pub async fn run(cli: Cli) -> anyhow::Result<()> {
+    tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::new(&cli.log))
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .compact()
+        .init();
+    match cli.command {
+        Command::Up(args) => up::run(args).await,
         Command::Apiserver(args) => apiserver::run(args).await,
+        Command::Cleanup(args) => up::cleanup(args).await,
     }
 }
 

@@ -1,15 +1,26 @@
 //! Kubernetes Services for any Linux machine, in one binary.
+//!
+//! The only place that starts components: `cli` reads the command, `up` and the files beside it
+//! carry it out, `compose` keeps the tasks together.
 
 mod apiserver;
 mod cli;
+mod compose;
 mod culprit;
+mod machine;
+mod up;
+mod visible;
 
 use std::process::ExitCode;
 
 use clap::Parser;
 
 fn main() -> ExitCode {
-    let command = cli::Cli::parse().command;
+    // The processes of pods are this very program in another role.
+    if let Some(code) = roadstead_node::applet::applet_main() {
+        return ExitCode::from(u8::try_from(code).unwrap_or(1));
+    }
+    let cli = cli::Cli::parse();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
@@ -18,7 +29,7 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    match runtime.block_on(cli::run(command)) {
+    match runtime.block_on(cli::run(cli)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("roadstead: {error:#}");

@@ -1,0 +1,245 @@
+//! `roadstead up`: everything on this machine.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+use clap::{Parser, ValueEnum};
+use ipnet::Ipv4Net;
+use kube::Client;
+use roadstead_plan::alloc;
+use roadstead_server::api::User;
+use roadstead_server::identity::Authority;
+use roadstead_server::local::Local;
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+use crate::compose::Tasks;
+use crate::{apiserver, machine, visible};
+
+/// Start everything on this machine: API server, controllers, DNS, proxy and node agent.
+#[derive(Clone, Debug, Parser)]
+pub struct Args {
+    /// Where certificates and the state of pods are kept. Objects are kept in memory only so far.
+    #[arg(long, value_name = "DIRECTORY", default_value_os_t = machine::data_dir())]
+    data_dir: PathBuf,
+    /// Where to serve the Kubernetes API; port 0 picks a free one.
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:6443")]
+    listen: SocketAddr,
+    /// Where to write the admin's kubeconfig [default: admin.kubeconfig in the data directory].
+    #[arg(long, value_name = "FILE")]
+    kubeconfig_out: Option<PathBuf>,
+    /// What this machine is called among the nodes [default: its host name].
+    #[arg(long, value_name = "NAME")]
+    node_name: Option<String>,
+    /// Where the addresses of Services come from.
+    #[arg(long, value_name = "CIDR", default_value = "10.96.0.0/12")]
+    service_cidr: Ipv4Net,
+    /// Where the addresses of pods come from; this node takes the first /24 of it.
+    #[arg(long, value_name = "CIDR", default_value = "10.244.0.0/16")]
+    cluster_cidr: Ipv4Net,
+    /// How the kernel is told to balance connections.
+    #[arg(long, value_enum, default_value = "nftables")]
+    proxy_mode: ProxyMode,
+    /// The address of the cluster's DNS [default: the tenth of the service range].
+    #[arg(long, value_name = "IP")]
+    dns_ip: Option<Ipv4Addr>,
+    /// The domain that all names of the cluster end in.
+    #[arg(long, value_name = "DOMAIN", default_value = "cluster.local")]
+    cluster_domain: String,
+    /// The bridge that the pods of this machine hang on.
+    #[arg(long, value_name = "NAME", default_value = "roadstead0")]
+    bridge: String,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ProxyMode {
+    /// Verdict maps, written over netlink.
+    Nftables,
+}
+
+/// What `up` has worked out from its arguments and the machine.
+struct Plan {
+    args: Args,
+    node_name: String,
+    kubeconfig: PathBuf,
+    pod_cidr: Ipv4Net,
+    dns_ip: Ipv4Addr,
+    internal_ip: IpAddr,
+}
+
+impl Plan {
+    fn new(args: Args) -> anyhow::Result<Self> {
+        let name = args.node_name.clone().unwrap_or_else(machine::host_name);
+        let kubeconfig = args.kubeconfig_out.clone();
+        let kubeconfig = kubeconfig.unwrap_or_else(|| args.data_dir.join("admin.kubeconfig"));
+        let Some(pod_cidr) = args.cluster_cidr.subnets(24).ok().and_then(|mut all| all.next()) else {
+            bail!("--cluster-cidr {} has no room for a /24", args.cluster_cidr);
+        };
+        let tenth = alloc::nth(args.service_cidr.into(), 10);
+        let IpAddr::V4(tenth) = tenth else { bail!("--service-cidr must be IPv4") };
+        let dns_ip = args.dns_ip.unwrap_or(tenth);
+        if !args.service_cidr.contains(&dns_ip) {
+            bail!("--dns-ip {dns_ip} is not in --service-cidr {}", args.service_cidr);
+        }
+        let internal_ip = primary_address().unwrap_or_else(|| gateway(pod_cidr).into());
+        Ok(Self { args, node_name: name, kubeconfig, pod_cidr, dns_ip, internal_ip })
+    }
+
+    fn node(&self) -> roadstead_node::config::Config {
+        roadstead_node::config::Config {
+            node_name: self.node_name.clone(),
+            bridge: self.args.bridge.clone(),
+            pod_cidr: self.pod_cidr,
+            service_cidr: self.args.service_cidr,
+            cluster_dns: self.dns_ip.into(),
+            cluster_domain: self.args.cluster_domain.clone(),
+            state_dir: self.args.data_dir.join("node"),
+            internal_ip: self.internal_ip,
+        }
+    }
+
+    fn proxy(&self) -> roadstead_proxy::agent::Config {
+        let ProxyMode::Nftables = self.args.proxy_mode;
+        roadstead_proxy::agent::Config {
+            node_name: self.node_name.clone(),
+            cluster_networks: vec![self.args.cluster_cidr.into()],
+            ..Default::default()
+        }
+    }
+
+    /// The DNS server listens on the bridge, where pods and the machine itself reach it; without
+    /// a bridge, on loopback.
+    fn dns_address(&self, privileged: bool) -> SocketAddr {
+        match privileged {
+            true => (gateway(self.pod_cidr), 53).into(),
+            false => ([127, 0, 0, 1], 1053).into(),
+        }
+    }
+}
+
+/// Runs everything until interrupted.
+pub async fn run(args: Args) -> anyhow::Result<()> {
+    let begin = Instant::now();
+    let plan = Plan::new(args)?;
+    let stop = crate::cli::interrupted();
+    let privileged = machine::is_privileged();
+    let authority = Authority::in_directory(&plan.args.data_dir.join("pki"))?;
+    let advertise = privileged.then_some(plan.internal_ip);
+    let range = plan.args.service_cidr.into();
+    let server =
+        apiserver::start(&authority, plan.args.listen, range, advertise, stop.clone()).await?;
+    let client = Client::new(Local::new(server.api.clone(), User::component()), "default");
+    let mut tasks = Tasks::new(stop.clone());
+    let url = server.url();
+    server.write_kubeconfig(&authority, &plan.kubeconfig)?;
+    tasks.spawn("API server", async move { Ok(server.task.await??) });
+    for name in roadstead_controllers::ALL {
+        let work = roadstead_controllers::run(name, client.clone(), stop.clone());
+        tasks.spawn(name, async move {
+            work.await;
+            Ok(())
+        });
+    }
+    let dns = plan.dns_address(privileged);
+    if privileged {
+        start_node(&plan, &client, &mut tasks, &stop);
+        let service = visible::dns_service(&client, plan.dns_ip, dns);
+        service.await.context("cannot create the Service kube-system/kube-dns")?;
+    }
+    start_dns(&plan, dns, &client, &mut tasks, &stop);
+    if privileged {
+        visible::node_ready(&client, &plan.node_name, &stop).await?;
+    }
+    report(&plan, &url, dns, privileged, begin);
+    let outcome = tasks.finish().await;
+    if privileged {
+        // Objects live in memory only, so nothing of theirs may outlive the process.
+        sweep(&plan).await;
+    }
+    outcome
+}
+
+fn start_node(plan: &Plan, client: &Client, tasks: &mut Tasks, stop: &CancellationToken) {
+    let node = roadstead_node::agent::run(client.clone(), plan.node(), stop.clone());
+    tasks.spawn("node agent", async move { Ok(node.await?) });
+    let proxy = roadstead_proxy::agent::run(client.clone(), plan.proxy(), stop.clone());
+    tasks.spawn("proxy", async move { Ok(proxy.await?) });
+}
+
+fn start_dns(
+    plan: &Plan,
+    listen: SocketAddr,
+    client: &Client,
+    tasks: &mut Tasks,
+    stop: &CancellationToken,
+) {
+    let config = roadstead_dns::server::Config {
+        listen: vec![listen],
+        zone: plan.args.cluster_domain.clone(),
+        upstreams: machine::name_servers(),
+    };
+    let dns = roadstead_dns::server::run(client.clone(), config, stop.clone());
+    tasks.spawn("DNS", async move { Ok(dns.await?) });
+}
+
+/// Says what runs, and what to type next.
+fn report(plan: &Plan, url: &str, dns: SocketAddr, privileged: bool, begin: Instant) {
+    let kubeconfig = plan.kubeconfig.display();
+    eprintln!("ready in {} ms", begin.elapsed().as_millis());
+    eprintln!("  API        {url}");
+    if privileged {
+        eprintln!("  DNS        {} ({})", plan.dns_ip, plan.args.cluster_domain);
+        eprintln!("  node       {} with pods from {}", plan.node_name, plan.pod_cidr);
+    } else {
+        eprintln!("  DNS        {dns} ({})", plan.args.cluster_domain);
+        eprintln!("  not running: the node agent and the proxy, which need root: pods stay");
+        eprintln!("               Pending and ClusterIPs lead nowhere. API, controllers and DNS work.");
+    }
+    eprintln!("  kubeconfig {kubeconfig} (context roadstead)");
+    eprintln!("next: kubectl --kubeconfig {kubeconfig} get services");
+}
+
+/// Removes everything of ours from the kernel: `roadstead cleanup`, and the end of `up`.
+async fn sweep(plan: &Plan) {
+    if let Err(error) = roadstead_proxy::agent::cleanup() {
+        warn!(%error, "rules left behind");
+    }
+    if let Err(error) = roadstead_node::runtime::cleanup(&plan.node()).await {
+        warn!(%error, "pods left behind");
+    }
+}
+
+/// Carries out `roadstead cleanup`.
+pub async fn cleanup(args: Args) -> anyhow::Result<()> {
+    let plan = Plan::new(args)?;
+    if !machine::is_privileged() {
+        bail!("only root can remove links, namespaces and rules");
+    }
+    roadstead_proxy::agent::cleanup().context("rules are left behind")?;
+    roadstead_node::runtime::cleanup(&plan.node()).await.context("pods are left behind")?;
+    remove(&plan.args.data_dir)
+}
+
+fn remove(directory: &Path) -> anyhow::Result<()> {
+    match std::fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", directory.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn gateway(pod_cidr: Ipv4Net) -> Ipv4Addr {
+    pod_cidr.hosts().next().unwrap_or(pod_cidr.addr())
+}
+
+/// The address from which this machine would talk to the world. Nothing is sent.
+fn primary_address() -> Option<IpAddr> {
+    let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
+    // TEST-NET-2: a place that is nowhere.
+    socket.connect("198.51.100.1:9").ok()?;
+    let address = socket.local_addr().ok()?.ip();
+    (!address.is_loopback() && !address.is_unspecified()).then_some(address)
+}

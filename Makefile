@@ -1,0 +1,25 @@
+# `make demo` shows Roadstead working; `make test` proves it. Both install what they lack.
+
+.PHONY: help demo clean-demo test figures lint clean
+
+help: ## This list.
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+demo: ## Build, start, and show three pods behind a Service. As root.
+	@scripts/demo
+
+clean-demo: ## Stop the demo and remove everything it made.
+	@scripts/clean-demo
+
+test: ## Every test that this machine can run; says which it cannot.
+	@scripts/test
+
+figures: ## Start-up time, memory and size of a release build.
+	@scripts/figures
+
+lint: ## Formatting and clippy, as the tests demand them.
+	@cargo fmt --all --check
+	@cargo clippy --workspace --all-targets --quiet -- -D warnings
+
+clean: clean-demo ## Remove all build products.
+	@cargo clean

@@ -1,0 +1,39 @@
+//! What this machine is and what it allows.
+
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+/// CAP_NET_ADMIN and CAP_SYS_ADMIN: links and rules, namespaces and mounts.
+const NEEDED: u64 = 1 << 12 | 1 << 21;
+
+/// Whether we may change links and rules and make namespaces.
+pub fn is_privileged() -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|text| u64::from_str_radix(text.trim(), 16).ok());
+    effective.is_some_and(|set| set & NEEDED == NEEDED)
+}
+
+/// Where state is kept unless the user says otherwise.
+pub fn data_dir() -> PathBuf {
+    let home = std::env::var_os("HOME").map(PathBuf::from);
+    match home {
+        Some(home) if !is_privileged() => home.join(".local/state/roadstead"),
+        _ => "/var/lib/roadstead".into(),
+    }
+}
+
+/// The host name, in the form that node names have.
+pub fn host_name() -> String {
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name = name.trim().to_lowercase();
+    if name.is_empty() || name.starts_with('(') { "localhost".into() } else { name }
+}
+
+/// The name servers of this machine, for names outside the cluster.
+pub fn name_servers() -> Vec<SocketAddr> {
+    let text = fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
+    let words = text.lines().filter_map(|line| line.trim().strip_prefix("nameserver"));
+    words.filter_map(|word| word.trim().parse::<IpAddr>().ok()).map(|ip| (ip, 53).into()).collect()
+}

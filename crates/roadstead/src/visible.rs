@@ -1,0 +1,80 @@
+//! What runs inside the process, made visible where users look for it.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use anyhow::Context;
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::{Node, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::api::PostParams;
+use kube::runtime::watcher::{Config, watcher};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+/// The Service of the cluster's DNS, and the slice that leads to our server.
+pub async fn dns_service(
+    client: &Client,
+    address: Ipv4Addr,
+    server: SocketAddr,
+) -> Result<(), kube::Error> {
+    let ports = |number: u16| -> Vec<Value> {
+        let port = |name: &str, protocol: &str| {
+            json!({"name": name, "protocol": protocol, "port": number})
+        };
+        vec![port("dns", "UDP"), port("dns-tcp", "TCP")]
+    };
+    let labels = json!({"k8s-app": "kube-dns", "kubernetes.io/cluster-service": "true",
+        "kubernetes.io/name": "CoreDNS"});
+    let service = json!({
+        "metadata": {"name": "kube-dns", "labels": labels},
+        "spec": {"clusterIP": address.to_string(), "ports": ports(53)},
+    });
+    let slice = json!({
+        "metadata": {"name": "kube-dns",
+            "labels": {"kubernetes.io/service-name": "kube-dns"}},
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": [server.ip().to_string()], "conditions": {"ready": true}}],
+        "ports": ports(server.port()),
+    });
+    let services: Api<Service> = Api::namespaced(client.clone(), "kube-system");
+    let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), "kube-system");
+    services.create(&PostParams::default(), &typed(service)?).await?;
+    slices.create(&PostParams::default(), &typed(slice)?).await?;
+    Ok(())
+}
+
+fn typed<K: serde::de::DeserializeOwned>(value: Value) -> Result<K, kube::Error> {
+    serde_json::from_value(value).map_err(kube::Error::SerdeError)
+}
+
+/// Waits until the node agent has reported this machine as ready.
+pub async fn node_ready(
+    client: &Client,
+    name: &str,
+    stop: &CancellationToken,
+) -> anyhow::Result<()> {
+    let api: Api<Node> = Api::all(client.clone());
+    let changes = watcher(api, Config::default().fields(&format!("metadata.name={name}")));
+    let mut nodes = changes
+        .filter_map(|event| std::future::ready(event.ok()))
+        .flat_map(|event| futures::stream::iter(event.into_iter_applied()))
+        .boxed();
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            node = nodes.next() => {
+                let node = node.context("the watch of nodes ended")?;
+                if is_ready(&node) {
+                    return Ok(());
+                }
+            }
+        }
+    }
+}
+
+fn is_ready(node: &Node) -> bool {
+    let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
+    let mut ready = conditions.into_iter().flatten().filter(|c| c.type_ == "Ready");
+    ready.any(|condition| condition.status == "True")
+}

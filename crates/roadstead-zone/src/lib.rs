@@ -1,4 +1,12 @@
-//! The cluster's DNS zone: from Services and EndpointSlices to answers.
+//! The cluster's DNS zone: from Services, EndpointSlices and Namespaces to answers.
 //!
-//! Pure: objects in, a zone out; a question in, an answer out. Sockets, forwarding and caching
-//! belong to `roadstead-dns`.
+//! `Zone` takes objects in one at a time, at a cost that follows the change, and answers questions
+//! without allocating. It knows which names exist (Kubernetes DNS specification 1.1.0, with the
+//! extras that CoreDNS users rely on) and says so as RFC 8020 demands: a name with something below
+//! it exists for every type. Bytes on the wire, sockets and other people's zones belong to
+//! `roadstead-dns`.
+
+pub mod answer;
+pub mod name;
+mod view;
+pub mod zone;

@@ -1,0 +1,234 @@
+//! Tables of questions and answers about one small cluster.
+
+use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use roadstead_api::key::ObjectKey;
+use serde_json::json;
+
+use super::*;
+use crate::zone::Lifetimes;
+
+fn service(name: &str, addresses: &[&str], ports: &[(&str, &str, u16)]) -> Service {
+    let port = |(name, protocol, port): &(&str, &str, u16)| json!({"name": name, "protocol": protocol, "port": port});
+    serde_json::from_value(json!({
+        "metadata": {"namespace": "prod", "name": name},
+        "spec": {
+            "clusterIPs": addresses,
+            "ports": ports.iter().map(port).collect::<Vec<_>>(),
+        },
+    }))
+    .unwrap()
+}
+
+fn external(name: &str, target: &str) -> Service {
+    serde_json::from_value(json!({
+        "metadata": {"namespace": "prod", "name": name},
+        "spec": {"type": "ExternalName", "externalName": target},
+    }))
+    .unwrap()
+}
+
+/// Endpoints as `address`, `address=hostname`, and with `!` in front if they are not ready.
+fn slice(service: &str, name: &str, endpoints: &str) -> EndpointSlice {
+    let endpoint = |word: &str| {
+        let ready = !word.starts_with('!');
+        let word = word.trim_start_matches('!');
+        let (address, host) = word.split_once('=').unwrap_or((word, ""));
+        let mut endpoint = json!({"addresses": [address], "conditions": {"ready": ready}});
+        if !host.is_empty() {
+            endpoint["hostname"] = host.into();
+        }
+        endpoint
+    };
+    serde_json::from_value(json!({
+        "metadata": {
+            "namespace": "prod",
+            "name": name,
+            "labels": {"kubernetes.io/service-name": service},
+        },
+        "addressType": if endpoints.contains(':') { "IPv6" } else { "IPv4" },
+        "ports": [{"name": "http", "protocol": "TCP", "port": 8080}],
+        "endpoints": endpoints.split_whitespace().map(endpoint).collect::<Vec<_>>(),
+    }))
+    .unwrap()
+}
+
+fn zone() -> Zone {
+    let origin = Name::parse("Cluster.Local").unwrap();
+    let mut zone = Zone::new(&origin, Lifetimes::default(), 1, &["10.96.0.10".parse().unwrap()]);
+    zone.observe_namespace("prod");
+    zone.observe_namespace("empty");
+    let ports = [("http", "TCP", 80), ("", "UDP", 81)];
+    zone.observe_service(&service("web", &["10.96.0.1", "fd96::1"], &ports));
+    zone.observe_slice(&slice("web", "web-1", "10.0.0.1 10.0.0.2=alpha"));
+    zone.observe_service(&service("db", &["None"], &[("http", "TCP", 80)]));
+    zone.observe_slice(&slice("db", "db-1", "10.0.1.1 !10.0.1.2 10.0.1.3=db-0"));
+    zone.observe_slice(&slice("db", "db-2", "10.0.1.4=db-0 10.0.1.1"));
+    zone.observe_slice(&slice("db", "db-3", "fd00::5"));
+    zone.observe_service(&service("asleep", &["None"], &[]));
+    zone.observe_slice(&slice("asleep", "asleep-1", "!10.0.2.1"));
+    zone.observe_service(&external("outer", "Example.org"));
+    zone.observe_service(&external("inner", "web.prod.svc.cluster.local"));
+    zone.observe_service(&external("dangling", "nothing.prod.svc.cluster.local"));
+    zone.observe_service(&external("circle", "circle.prod.svc.cluster.local"));
+    zone.observe_service(&external("number", "192.0.2.1"));
+    zone.set_synced();
+    zone
+}
+
+fn target(target: Target<'_>) -> String {
+    let host = target.host.map(|host| format!("{host}.")).unwrap_or_default();
+    format!("{host}{}.{}", target.service, target.namespace)
+}
+
+fn ask(zone: &Zone, name: &str, kind: RecordType) -> String {
+    let name = Name::parse(name).unwrap().to_lowercase();
+    let answer = zone.answer(name.wire(), kind);
+    let mut words: Vec<String> =
+        answer.aliases.iter().map(|alias| format!("alias:{alias}")).collect();
+    match answer.end {
+        End::Found(records, lifetime) => {
+            match records {
+                Records::V4(all) => words.extend(all.iter().map(ToString::to_string)),
+                Records::V6(all) => words.extend(all.iter().map(ToString::to_string)),
+                Records::One(address) => words.push(address.to_string()),
+                Records::Services(all) => {
+                    words.extend(all.iter().map(|r| format!("{}:{}", target(r.target), r.port)));
+                    words
+                        .extend(all.glue().map(|g| {
+                            format!("{}={}+{}", target(g.target), g.v4.len(), g.v6.len())
+                        }));
+                }
+                Records::Pointers(all) => words.extend(all.iter().map(target)),
+                Records::Alias => {}
+                other => words.push(format!("{other:?}").to_lowercase()),
+            }
+            words.push(format!("for {lifetime}s"));
+        }
+        other => words.push(format!("{other:?}").to_lowercase()),
+    }
+    words.join(" ")
+}
+
+#[test]
+fn questions_and_answers() {
+    use RecordType::{A, Aaaa, Any, Cname, Ns, Other, Ptr, Soa, Srv, Txt};
+    let cases = [
+        (A, "web.prod.svc.cluster.local", "10.96.0.1 for 30s"),
+        (A, "WEB.Prod.SVC.cluster.LOCAL", "10.96.0.1 for 30s"),
+        (Aaaa, "web.prod.svc.cluster.local", "fd96::1 for 30s"),
+        (Any, "web.prod.svc.cluster.local", "10.96.0.1 for 30s"),
+        (Txt, "web.prod.svc.cluster.local", "nodata(1)"),
+        (Other, "web.prod.svc.cluster.local", "nodata(1)"),
+        (A, "db.prod.svc.cluster.local", "10.0.1.1 10.0.1.3 10.0.1.4 for 5s"),
+        (Aaaa, "db.prod.svc.cluster.local", "fd00::5 for 5s"),
+        (A, "asleep.prod.svc.cluster.local", "noname(1)"),
+        (A, "none.prod.svc.cluster.local", "noname(5)"),
+        (A, "web.none.svc.cluster.local", "noname(5)"),
+        (A, "db-0.db.prod.svc.cluster.local", "10.0.1.3 10.0.1.4 for 5s"),
+        (A, "10-0-1-1.db.prod.svc.cluster.local", "10.0.1.1 for 5s"),
+        (Aaaa, "10-0-1-1.db.prod.svc.cluster.local", "nodata(1)"),
+        (Aaaa, "fd00--5.db.prod.svc.cluster.local", "fd00::5 for 5s"),
+        (A, "10-0-1-3.db.prod.svc.cluster.local", "noname(1)"),
+        (A, "10-0-1-2.db.prod.svc.cluster.local", "noname(1)"),
+        (A, "alpha.web.prod.svc.cluster.local", "10.0.0.2 for 5s"),
+        (A, "a.b.c.web.prod.svc.cluster.local", "noname(1)"),
+        (A, "a.b.c.d.e.f.web.prod.svc.cluster.local", "noname(5)"),
+        // The tree above Services.
+        (A, "cluster.local", "nodata(5)"),
+        (Soa, "cluster.local", "soa for 30s"),
+        (Ns, "cluster.local", "ns for 30s"),
+        (A, "ns.dns.cluster.local", "10.96.0.10 for 30s"),
+        (A, "dns.cluster.local", "nodata(5)"),
+        (A, "svc.cluster.local", "nodata(5)"),
+        (Txt, "prod.svc.cluster.local", "nodata(5)"),
+        (A, "empty.svc.cluster.local", "nodata(5)"),
+        (A, "none.svc.cluster.local", "noname(5)"),
+        (A, "other.cluster.local", "noname(5)"),
+        (Txt, "dns-version.cluster.local", "version for 28800s"),
+        (A, "dns-version.cluster.local", "nodata(5)"),
+        // Ports.
+        (Srv, "_http._tcp.web.prod.svc.cluster.local", "web.prod:80 web.prod=1+1 for 30s"),
+        (A, "_http._tcp.web.prod.svc.cluster.local", "10.96.0.1 for 30s"),
+        (Srv, "web.prod.svc.cluster.local", "web.prod:80 web.prod:81 web.prod=1+1 for 30s"),
+        (Srv, "_http._udp.web.prod.svc.cluster.local", "noname(1)"),
+        (Srv, "_._udp.web.prod.svc.cluster.local", "noname(1)"),
+        (Srv, "http.tcp.web.prod.svc.cluster.local", "noname(1)"),
+        (Srv, "_tcp.web.prod.svc.cluster.local", "nodata(1)"),
+        (Srv, "_udp.web.prod.svc.cluster.local", "noname(1)"),
+        (
+            Srv,
+            "_http._tcp.db.prod.svc.cluster.local",
+            "10-0-1-1.db.prod:8080 db-0.db.prod:8080 fd00--5.db.prod:8080 \
+             10-0-1-1.db.prod=1+0 db-0.db.prod=2+0 fd00--5.db.prod=0+1 for 5s",
+        ),
+        // Aliases.
+        (A, "outer.prod.svc.cluster.local", "alias:Example.org. elsewhere"),
+        (Cname, "outer.prod.svc.cluster.local", "alias:Example.org. for 5s"),
+        (A, "x.outer.prod.svc.cluster.local", "noname(5)"),
+        (A, "inner.prod.svc.cluster.local", "alias:web.prod.svc.cluster.local. 10.96.0.1 for 30s"),
+        (Txt, "inner.prod.svc.cluster.local", "alias:web.prod.svc.cluster.local. nodata(1)"),
+        (A, "dangling.prod.svc.cluster.local", "alias:nothing.prod.svc.cluster.local. noname(5)"),
+        (A, "circle.prod.svc.cluster.local", "loop"),
+        (A, "number.prod.svc.cluster.local", "noname(5)"),
+        // Pods.
+        (A, "10-0-0-9.prod.pod.cluster.local", "10.0.0.9 for 5s"),
+        (Aaaa, "10-0-0-9.prod.pod.cluster.local", "nodata(5)"),
+        (Aaaa, "fd00--9.prod.pod.cluster.local", "fd00::9 for 5s"),
+        (A, "10-0-0-9.none.pod.cluster.local", "noname(5)"),
+        (A, "web.prod.pod.cluster.local", "noname(5)"),
+        (A, "x.10-0-0-9.prod.pod.cluster.local", "noname(5)"),
+        (A, "prod.pod.cluster.local", "nodata(5)"),
+        // The way back.
+        (Ptr, "1.0.96.10.in-addr.arpa", "web.prod for 5s"),
+        (Ptr, "1.1.0.10.in-addr.arpa", "10-0-1-1.db.prod for 5s"),
+        (Ptr, "3.1.0.10.in-addr.arpa", "db-0.db.prod for 5s"),
+        (Ptr, "2.1.0.10.in-addr.arpa", "notours"),
+        (Ptr, "01.0.96.10.in-addr.arpa", "notours"),
+        (Ptr, "x.1.0.96.10.in-addr.arpa", "notours"),
+        (
+            Ptr,
+            "1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.6.9.d.f.ip6.arpa",
+            "web.prod for 5s",
+        ),
+        (A, "example.org", "notours"),
+        (A, "local", "notours"),
+    ];
+    let zone = zone();
+    for (kind, name, want) in cases {
+        assert_eq!(ask(&zone, name, kind), want, "{kind:?} {name}");
+    }
+}
+
+#[test]
+fn changes_show_at_once() {
+    let mut zone = zone();
+    let serial = zone.serial();
+    let key = |name| ObjectKey::new("prod", name);
+    let ask = |zone: &Zone, name: &str| ask(zone, &format!("{name}.cluster.local"), RecordType::A);
+
+    zone.observe_slice(&slice("db", "db-1", "10.0.1.9"));
+    assert_eq!(ask(&zone, "db.prod.svc"), "10.0.1.1 10.0.1.4 10.0.1.9 for 5s");
+    zone.remove_slice(&key("db-2"));
+    assert_eq!(ask(&zone, "db.prod.svc"), "10.0.1.9 for 5s");
+    zone.observe_slice(&slice("asleep", "db-1", "10.0.1.9"));
+    assert_eq!(ask(&zone, "db.prod.svc"), "nodata(1)", "only IPv6 is left");
+    assert_eq!(ask(&zone, "asleep.prod.svc"), "10.0.1.9 for 5s", "the slice has moved here");
+    zone.remove_service(&key("web"));
+    assert_eq!(ask(&zone, "web.prod.svc"), "noname(5)");
+    assert_eq!(ask(&zone, "alpha.web.prod.svc"), "noname(5)", "the slices alone are no Service");
+    zone.remove_namespace("empty");
+    assert_eq!(ask(&zone, "empty.svc"), "noname(5)");
+    assert!(zone.serial() > serial);
+}
+
+#[test]
+fn before_everything_is_listed_nobody_knows() {
+    let origin = Name::parse("cluster.local").unwrap();
+    let mut zone = Zone::new(&origin, Lifetimes::default(), 1, &[]);
+    zone.observe_service(&service("web", &["10.96.0.1"], &[]));
+    assert_eq!(ask(&zone, "web.prod.svc.cluster.local", RecordType::A), "10.96.0.1 for 30s");
+    assert_eq!(ask(&zone, "db.prod.svc.cluster.local", RecordType::A), "notready");
+    zone.set_synced();
+    assert_eq!(ask(&zone, "db.prod.svc.cluster.local", RecordType::A), "noname(5)");
+}

@@ -1,4 +1,13 @@
-//! The DNS server: sockets around `roadstead-zone`.
+//! The DNS server: answers for the cluster's zone, and passes on questions about the rest.
 //!
-//! It keeps the zone up to date from watched objects and answers UDP and TCP clients. What the
-//! answer to a question is, is decided in `roadstead-zone`.
+//! `message` and `reply` are our own codec, which neither allocates nor trusts its input;
+//! `respond` turns one query into one reply and is a plain function, so that any kind of socket
+//! loop can call it. `server` is such a loop, `upstream` asks other servers, and `agent` keeps the
+//! zone equal to the cluster. Which names exist is decided in `roadstead-zone`.
+
+pub mod agent;
+pub mod message;
+pub mod reply;
+pub mod respond;
+pub mod server;
+pub mod upstream;

@@ -244,9 +244,9 @@ impl Zone {
         &self.origin
     }
 
-    /// How long "no" may be remembered.
-    pub fn negative_lifetime(&self) -> u32 {
-        self.lifetimes.negative
+    /// How long an alias may be remembered.
+    pub fn alias_lifetime(&self) -> u32 {
+        self.lifetimes.endpoint
     }
 
     /// Answers a question; `name` is in wire form and small letters.

@@ -1,0 +1,209 @@
+//! Reading messages: queries from clients, and what other servers answer.
+
+use roadstead_zone::name::MAX_LENGTH;
+
+/// The fixed part of every message.
+pub const HEADER_LENGTH: usize = 12;
+/// The class of everything we serve.
+pub const CLASS_INTERNET: u16 = 1;
+/// The pseudo-record with which a client says how much it can take (RFC 6891).
+pub const TYPE_OPT: u16 = 41;
+
+const MAX_POINTERS: usize = 16;
+
+/// A query that can be answered, or at least refused.
+#[derive(Debug)]
+pub struct Query<'a> {
+    /// The whole message.
+    pub bytes: &'a [u8],
+    /// The name asked for, in small letters.
+    pub name: NameBuffer,
+    /// The number of the type asked for.
+    pub kind: u16,
+    /// The class asked for.
+    pub class: u16,
+    /// Where the question ends.
+    pub question_end: usize,
+    /// What the client said about itself.
+    pub edns: Option<Edns>,
+}
+
+/// What a client says about itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Edns {
+    /// The longest reply it takes over UDP.
+    pub size: u16,
+    /// The version of the extension; only 0 exists.
+    pub version: u8,
+}
+
+/// Why a message is not a query for us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Not a query at all. To answer might start a fight between two servers.
+    Ignore,
+    /// It cannot be read.
+    Malformed,
+    /// It wants something other than an answer.
+    NotImplemented,
+}
+
+/// A name in wire form, without pointers, in place.
+#[derive(Clone, Copy, Debug)]
+pub struct NameBuffer {
+    bytes: [u8; MAX_LENGTH],
+    length: usize,
+}
+
+impl NameBuffer {
+    /// The bytes, with the zero at the end.
+    pub fn wire(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+
+    fn push(&mut self, bytes: &[u8]) -> Option<()> {
+        let end = self.length + bytes.len();
+        self.bytes.get_mut(self.length..end)?.copy_from_slice(bytes);
+        self.length = end;
+        Some(())
+    }
+}
+
+impl<'a> Query<'a> {
+    /// Reads a message from a client.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, Fault> {
+        if bytes.len() < HEADER_LENGTH || bytes[2] & 0x80 != 0 {
+            return Err(Fault::Ignore);
+        }
+        if bytes[2] & 0x78 != 0 {
+            return Err(Fault::NotImplemented);
+        }
+        let count = |at| read_u16(bytes, at).unwrap_or(0);
+        if count(4) != 1 {
+            return Err(Fault::Malformed);
+        }
+        let (mut name, at) = read_plain_name(bytes).ok_or(Fault::Malformed)?;
+        name.bytes.make_ascii_lowercase();
+        let kind = read_u16(bytes, at).ok_or(Fault::Malformed)?;
+        let class = read_u16(bytes, at + 2).ok_or(Fault::Malformed)?;
+        let records = usize::from(count(6)) + usize::from(count(8)) + usize::from(count(10));
+        let edns = read_edns(bytes, at + 4, records)?;
+        Ok(Self { bytes, name, kind, class, question_end: at + 4, edns })
+    }
+}
+
+/// A record of a message, with its data still in place.
+#[derive(Debug)]
+pub struct Record {
+    /// Whose record it is.
+    pub owner: NameBuffer,
+    /// The number of its type.
+    pub kind: u16,
+    /// The class; for `OPT` something else.
+    pub class: u16,
+    /// How long it may be remembered; for `OPT` something else.
+    pub lifetime: u32,
+    /// Where its data begins.
+    pub data_at: usize,
+    /// How long its data is.
+    pub data_length: usize,
+}
+
+impl Record {
+    /// Reads the record at a place; `None` if there is none.
+    pub fn read(bytes: &[u8], at: usize) -> Option<Self> {
+        let (owner, at) = read_name(bytes, at)?;
+        let data_at = at + 10;
+        let data_length = usize::from(read_u16(bytes, at + 8)?);
+        bytes.get(data_at..data_at + data_length)?;
+        let high = u32::from(read_u16(bytes, at + 4)?);
+        Some(Self {
+            owner,
+            kind: read_u16(bytes, at)?,
+            class: read_u16(bytes, at + 2)?,
+            lifetime: (high << 16) | u32::from(read_u16(bytes, at + 6)?),
+            data_at,
+            data_length,
+        })
+    }
+
+    /// Where the next record begins.
+    pub fn end(&self) -> usize {
+        self.data_at + self.data_length
+    }
+}
+
+/// The records of a message's answer section; empty if it cannot be read.
+pub fn answers(bytes: &[u8]) -> impl Iterator<Item = Record> {
+    let question_end = match read_u16(bytes, 4) {
+        Some(1) => read_plain_name(bytes).map(|(_, at)| at + 4),
+        _ => None,
+    };
+    let mut left = question_end.and_then(|_| read_u16(bytes, 6)).unwrap_or(0);
+    let mut at = question_end.unwrap_or(0);
+    std::iter::from_fn(move || {
+        left = left.checked_sub(1)?;
+        let record = Record::read(bytes, at)?;
+        at = record.end();
+        Some(record)
+    })
+}
+
+/// Reads a number of two bytes.
+pub fn read_u16(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
+}
+
+/// Reads a name that may end in a pointer; returns it and where the next thing begins.
+pub fn read_name(bytes: &[u8], start: usize) -> Option<(NameBuffer, usize)> {
+    let mut name = NameBuffer { bytes: [0; MAX_LENGTH], length: 0 };
+    let mut at = start;
+    let mut after = None;
+    let mut pointers = 0;
+    loop {
+        let length = usize::from(*bytes.get(at)?);
+        match length {
+            0 => {
+                name.push(&[0])?;
+                return Some((name, after.unwrap_or(at + 1)));
+            }
+            1..=63 => {
+                name.push(bytes.get(at..at + 1 + length)?)?;
+                at += 1 + length;
+            }
+            0xc0.. => {
+                pointers += 1;
+                let target = usize::from(read_u16(bytes, at)? & 0x3fff);
+                // Pointers lead backwards, or else they could lead in a circle.
+                if pointers > MAX_POINTERS || target >= at {
+                    return None;
+                }
+                after = after.or(Some(at + 2));
+                at = target;
+            }
+            _ => return None,
+        }
+    }
+}
+
+/// Reads the name of the question, before which there is nothing to point to.
+fn read_plain_name(bytes: &[u8]) -> Option<(NameBuffer, usize)> {
+    let (name, at) = read_name(bytes, HEADER_LENGTH)?;
+    (at == HEADER_LENGTH + name.length).then_some((name, at))
+}
+
+/// Looks for the one `OPT` record. Junk behind the question is tolerated, as others do.
+fn read_edns(bytes: &[u8], mut at: usize, records: usize) -> Result<Option<Edns>, Fault> {
+    let mut found = None;
+    for _ in 0..records {
+        let Some(record) = Record::read(bytes, at) else { break };
+        at = record.end();
+        if record.kind == TYPE_OPT {
+            let [_, version, ..] = record.lifetime.to_be_bytes();
+            if found.replace(Edns { size: record.class, version }).is_some() {
+                return Err(Fault::Malformed);
+            }
+        }
+    }
+    Ok(found)
+}

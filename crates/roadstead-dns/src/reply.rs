@@ -1,0 +1,207 @@
+//! Writing replies into a fixed buffer.
+//!
+//! A record that does not fit is left out as a whole. Whether that makes the reply truncated is
+//! for the caller to say: answers must be complete, additional addresses need not be.
+
+use roadstead_zone::answer::Target;
+
+use crate::message::{CLASS_INTERNET, Edns, HEADER_LENGTH, Query, TYPE_OPT};
+
+/// What a reply says about the question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Code {
+    /// All is well.
+    NoError = 0,
+    /// We could not read the query.
+    FormatError = 1,
+    /// We cannot say right now.
+    ServerFailure = 2,
+    /// The name does not exist.
+    NoName = 3,
+    /// We do not do that.
+    NotImplemented = 4,
+    /// We do not do that for you.
+    Refused = 5,
+    /// We do not know that version of EDNS.
+    BadVersion = 16,
+}
+
+/// The parts of a reply, in their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Section {
+    /// What was asked for.
+    Answer = 6,
+    /// Who is responsible.
+    Authority = 8,
+    /// What will probably be asked next.
+    Additional = 10,
+}
+
+/// The numbers of the record types that we write.
+pub mod types {
+    #![allow(missing_docs)]
+    pub const A: u16 = 1;
+    pub const NS: u16 = 2;
+    pub const CNAME: u16 = 5;
+    pub const SOA: u16 = 6;
+    pub const PTR: u16 = 12;
+    pub const TXT: u16 = 16;
+    pub const AAAA: u16 = 28;
+    pub const SRV: u16 = 33;
+}
+
+/// Whose record it is.
+#[derive(Clone, Copy, Debug)]
+pub enum Owner<'a> {
+    /// A name that is in the message already, at this place.
+    At(usize),
+    /// A name in full.
+    Name(&'a [u8]),
+    /// A name in the cluster's zone, whose own name follows.
+    Target(Target<'a>, &'a [u8]),
+}
+
+/// What follows the question in a query: how much we can take ourselves.
+const OPT_LENGTH: usize = 11;
+
+/// A reply in the making.
+#[derive(Debug)]
+pub struct Reply<'a> {
+    buffer: &'a mut [u8],
+    at: usize,
+    edns: Option<Edns>,
+    our_size: u16,
+}
+
+impl<'a> Reply<'a> {
+    /// Begins a reply that repeats the question exactly as it was asked, letter by letter. The
+    /// reply will not be longer than the buffer.
+    pub fn new(query: &Query<'_>, buffer: &'a mut [u8], our_size: u16) -> Self {
+        let mut reply = Self { buffer, at: 0, edns: query.edns, our_size };
+        // It is a response, recursion is available, and whether it was wished for is repeated.
+        let flags = [0x80 | (query.bytes[2] & 0x01), 0x80];
+        let question = &query.bytes[HEADER_LENGTH..query.question_end];
+        for part in [&query.bytes[..2], &flags, &[0, 1, 0, 0, 0, 0, 0, 0], question] {
+            reply.put(part).expect("the shortest buffer holds the longest question");
+        }
+        reply
+    }
+
+    /// Says that the data is ours.
+    pub fn set_authoritative(&mut self) {
+        self.buffer[2] |= 0x04;
+    }
+
+    /// Says that there is more than fits.
+    pub fn set_truncated(&mut self) {
+        self.buffer[2] |= 0x02;
+    }
+
+    /// Where the next thing will be written.
+    pub fn position(&self) -> usize {
+        self.at
+    }
+
+    /// Appends a record whose data `fill` writes; returns false if it does not fit.
+    #[must_use]
+    pub fn record(
+        &mut self,
+        section: Section,
+        owner: Owner<'_>,
+        (kind, lifetime): (u16, u32),
+        fill: impl FnOnce(&mut Self) -> Option<()>,
+    ) -> bool {
+        let start = self.at;
+        let done = self.try_record(owner, kind, lifetime, fill).is_some();
+        if done {
+            self.count(section);
+        } else {
+            self.at = start;
+        }
+        done
+    }
+
+    fn try_record(
+        &mut self,
+        owner: Owner<'_>,
+        kind: u16,
+        lifetime: u32,
+        fill: impl FnOnce(&mut Self) -> Option<()>,
+    ) -> Option<()> {
+        self.name(owner)?;
+        self.put(&kind.to_be_bytes())?;
+        self.put(&CLASS_INTERNET.to_be_bytes())?;
+        self.put(&lifetime.to_be_bytes())?;
+        self.put(&[0, 0])?;
+        let data = self.at;
+        fill(self)?;
+        let length = u16::try_from(self.at - data).ok()?;
+        self.buffer[data - 2..data].copy_from_slice(&length.to_be_bytes());
+        Some(())
+    }
+
+    /// Appends a name.
+    pub fn name(&mut self, name: Owner<'_>) -> Option<()> {
+        match name {
+            Owner::At(at) => self.put(&(0xc000 | u16::try_from(at).ok()?).to_be_bytes()),
+            Owner::Name(wire) => self.put(wire),
+            Owner::Target(target, zone) => {
+                for label in
+                    target.host.into_iter().chain([target.service, target.namespace, "svc"])
+                {
+                    self.label(label)?;
+                }
+                self.put(zone)
+            }
+        }
+    }
+
+    /// Appends a label.
+    pub fn label(&mut self, label: &str) -> Option<()> {
+        self.put(&[u8::try_from(label.len()).ok()?])?;
+        self.put(label.as_bytes())
+    }
+
+    /// Appends bytes, if there is room.
+    pub fn put(&mut self, bytes: &[u8]) -> Option<()> {
+        let reserved = if self.edns.is_some() { OPT_LENGTH } else { 0 };
+        let end = self.at + bytes.len();
+        if end + reserved > self.buffer.len() {
+            return None;
+        }
+        self.buffer[self.at..end].copy_from_slice(bytes);
+        self.at = end;
+        Some(())
+    }
+
+    fn count(&mut self, section: Section) {
+        let field = &mut self.buffer[section as usize..][..2];
+        let count = u16::from_be_bytes([field[0], field[1]]);
+        field.copy_from_slice(&count.saturating_add(1).to_be_bytes());
+    }
+
+    /// Completes the reply; returns its length.
+    pub fn finish(mut self, code: Code) -> usize {
+        let code = code as u8;
+        self.buffer[3] |= code & 0x0f;
+        if self.edns.take().is_some() {
+            let [size_high, size_low] = self.our_size.to_be_bytes();
+            let [kind_high, kind_low] = TYPE_OPT.to_be_bytes();
+            let opt = [0, kind_high, kind_low, size_high, size_low, code >> 4, 0, 0, 0, 0, 0];
+            // What was kept free until now is no longer.
+            if self.put(&opt).is_some() {
+                self.count(Section::Additional);
+            }
+        }
+        self.at
+    }
+}
+
+/// Writes the shortest possible reply, to a query that could not be read; returns its length.
+pub fn bare(query: &[u8], code: Code, buffer: &mut [u8]) -> usize {
+    buffer[..HEADER_LENGTH].fill(0);
+    buffer[..2].copy_from_slice(&query[..2]);
+    buffer[2] = 0x80 | (query[2] & 0x79);
+    buffer[3] = 0x80 | code as u8;
+    HEADER_LENGTH
+}

@@ -1,0 +1,296 @@
+//! Questions and replies, written and read by an independent codec.
+
+use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query as HickoryQuery, ResponseCode};
+use hickory_proto::rr::{
+    DNSClass, Name as HickoryName, Record as HickoryRecord, RecordType as Kind,
+};
+use proptest::prelude::*;
+use roadstead_zone::name::Name;
+use roadstead_zone::zone::Lifetimes;
+use serde_json::json;
+
+use super::*;
+
+fn zone() -> Zone {
+    let origin = Name::parse("cluster.local").unwrap();
+    let mut zone = Zone::new(&origin, Lifetimes::default(), 7, &["10.96.0.10".parse().unwrap()]);
+    zone.observe_namespace("prod");
+    let service = |name: &str, spec: serde_json::Value| {
+        let object = json!({"metadata": {"namespace": "prod", "name": name}, "spec": spec});
+        serde_json::from_value(object).unwrap()
+    };
+    let ports = json!([{"name": "http", "port": 80}]);
+    let web = json!({"clusterIPs": ["10.96.0.1", "fd96::1"], "ports": ports});
+    zone.observe_service(&service("web", web));
+    zone.observe_service(&service("big", json!({"clusterIPs": ["None"], "ports": ports})));
+    let outer = json!({"type": "ExternalName", "externalName": "example.org"});
+    zone.observe_service(&service("outer", outer));
+    let inner = json!({"type": "ExternalName", "externalName": "web.prod.svc.cluster.local"});
+    zone.observe_service(&service("inner", inner));
+    let endpoints: Vec<_> =
+        (0..250).map(|n| json!({"addresses": [format!("10.0.0.{n}")]})).collect();
+    let slice = json!({
+        "metadata": {
+            "namespace": "prod",
+            "name": "big-1",
+            "labels": {"kubernetes.io/service-name": "big"},
+        },
+        "addressType": "IPv4",
+        "ports": [{"name": "http", "port": 8080}],
+        "endpoints": endpoints,
+    });
+    zone.observe_slice(&serde_json::from_value(slice).unwrap());
+    zone.set_synced();
+    zone
+}
+
+/// A query; `edns` is the size that the client takes.
+fn query(name: &str, kind: Kind, edns: Option<u16>) -> Message {
+    let mut message = Message::new(4711, MessageType::Query, OpCode::Query);
+    message.metadata.recursion_desired = true;
+    message.add_query(HickoryQuery::query(HickoryName::from_ascii(name).unwrap(), kind));
+    if let Some(size) = edns {
+        let mut edns = Edns::new();
+        edns.set_max_payload(size);
+        message.set_edns(edns);
+    }
+    message
+}
+
+fn exchange(bytes: &[u8], transport: Transport) -> Option<(Vec<u8>, Message)> {
+    let mut buffer = vec![0; MAX_REPLY];
+    match respond(&zone(), bytes, transport, 0, &mut buffer) {
+        Response::Reply(length) => {
+            buffer.truncate(length);
+            let message = Message::from_vec(&buffer).expect("others can read it");
+            Some((buffer, message))
+        }
+        _ => None,
+    }
+}
+
+fn ask(name: &str, kind: Kind) -> Message {
+    exchange(&query(name, kind, None).to_vec().unwrap(), Transport::Udp).unwrap().1
+}
+
+fn text(records: &[HickoryRecord]) -> String {
+    let word = |r: &HickoryRecord| format!("{} {} {}", r.name, r.ttl, r.data);
+    records.iter().map(word).collect::<Vec<_>>().join("; ")
+}
+
+#[test]
+fn replies() {
+    let soa = |owner: &str, lifetime: u32| {
+        format!(
+            "{owner} {lifetime} ns.dns.{owner} hostmaster.{owner} 13 7200 1800 86400 {lifetime}"
+        )
+    };
+    let cluster = |lifetime| soa("cluster.local.", lifetime);
+    let cases = [
+        (
+            Kind::A,
+            "web.prod.svc.cluster.local.",
+            "web.prod.svc.cluster.local. 30 10.96.0.1",
+            "".to_owned(),
+        ),
+        (
+            Kind::A,
+            "wEb.ProD.sVc.cluster.LOCAL.",
+            "wEb.ProD.sVc.cluster.LOCAL. 30 10.96.0.1",
+            "".into(),
+        ),
+        (
+            Kind::AAAA,
+            "web.prod.svc.cluster.local.",
+            "web.prod.svc.cluster.local. 30 fd96::1",
+            "".into(),
+        ),
+        (Kind::TXT, "web.prod.svc.cluster.local.", "", cluster(1)),
+        (Kind::HTTPS, "web.prod.svc.cluster.local.", "", cluster(1)),
+        (Kind::A, "prod.svc.CLUSTER.local.", "", soa("CLUSTER.local.", 5)),
+        (
+            Kind::TXT,
+            "dns-version.cluster.local.",
+            "dns-version.cluster.local. 28800 1.1.0",
+            "".into(),
+        ),
+        (Kind::SOA, "cluster.local.", "SOA", "".into()),
+        (Kind::NS, "cluster.local.", "cluster.local. 30 ns.dns.cluster.local.", "".into()),
+        (Kind::A, "ns.dns.cluster.local.", "ns.dns.cluster.local. 30 10.96.0.10", "".into()),
+        (
+            Kind::SRV,
+            "_http._tcp.web.prod.svc.cluster.local.",
+            "_http._tcp.web.prod.svc.cluster.local. 30 0 100 80 web.prod.svc.cluster.local.",
+            "".into(),
+        ),
+        (
+            Kind::A,
+            "inner.prod.svc.cluster.local.",
+            "inner.prod.svc.cluster.local. 5 web.prod.svc.cluster.local.; \
+             web.prod.svc.cluster.local. 30 10.96.0.1",
+            "".into(),
+        ),
+        (
+            Kind::CNAME,
+            "outer.prod.svc.cluster.local.",
+            "outer.prod.svc.cluster.local. 5 example.org.",
+            "".into(),
+        ),
+        (
+            Kind::PTR,
+            "1.0.96.10.in-addr.arpa.",
+            "1.0.96.10.in-addr.arpa. 5 web.prod.svc.cluster.local.",
+            "".into(),
+        ),
+    ];
+    for (kind, name, answers, authorities) in cases {
+        let reply = ask(name, kind);
+        let answers = if answers == "SOA" { cluster(30) } else { answers.into() };
+        assert_eq!(reply.metadata.response_code, ResponseCode::NoError, "{kind} {name}");
+        assert_eq!(
+            (text(&reply.answers), text(&reply.authorities)),
+            (answers, authorities),
+            "{kind} {name}"
+        );
+        let flags = reply.metadata;
+        assert!(flags.authoritative && flags.recursion_available && flags.recursion_desired);
+        assert_eq!((flags.id, flags.truncation), (4711, false));
+        assert_eq!(reply.queries[0].name().to_string(), name, "the case of letters is kept");
+    }
+    let reply = ask("none.prod.svc.cluster.local.", Kind::A);
+    assert_eq!(reply.metadata.response_code, ResponseCode::NXDomain);
+    assert_eq!(text(&reply.authorities), cluster(5));
+}
+
+#[test]
+fn services_come_with_their_addresses() {
+    let reply = ask("_http._tcp.web.prod.svc.cluster.local.", Kind::SRV);
+    let want = "web.prod.svc.cluster.local. 30 10.96.0.1; web.prod.svc.cluster.local. 30 fd96::1";
+    assert_eq!(text(&reply.additionals), want);
+}
+
+#[test]
+fn long_answers_are_cut_between_records() {
+    let cases = [
+        ("no size given", None, Transport::Udp, 512, 29),
+        ("a small size", Some(100), Transport::Udp, 512, 28),
+        ("a medium size", Some(1000), Transport::Udp, 1000, 59),
+        ("more than we send", Some(4096), Transport::Udp, 1232, 73),
+        ("tcp", None, Transport::Tcp, 65_535, 250),
+    ];
+    for (name, edns, transport, size, want) in cases {
+        let query = query("big.prod.svc.cluster.local.", Kind::A, edns).to_vec().unwrap();
+        let (bytes, reply) = exchange(&query, transport).unwrap();
+        assert!(bytes.len() <= size, "{name}: {} bytes", bytes.len());
+        assert_eq!(reply.answers.len(), want, "{name}");
+        assert_eq!(reply.metadata.truncation, want < 250, "{name}");
+        assert_eq!(reply.edns.is_some(), edns.is_some(), "{name}");
+    }
+    // Only the courtesy is left out here, so nothing is missing.
+    let query = query("_http._tcp.big.prod.svc.cluster.local.", Kind::SRV, None).to_vec().unwrap();
+    let (_, reply) = exchange(&query, Transport::Tcp).unwrap();
+    assert_eq!((reply.answers.len(), reply.metadata.truncation), (250, false));
+}
+
+#[test]
+fn turns_spread_clients() {
+    let bytes = query("big.prod.svc.cluster.local.", Kind::A, None).to_vec().unwrap();
+    let (zone, mut buffer) = (zone(), vec![0; MAX_REPLY]);
+    let mut first = |turn| {
+        let Response::Reply(length) = respond(&zone, &bytes, Transport::Udp, turn, &mut buffer)
+        else {
+            panic!("not ours?");
+        };
+        Message::from_vec(&buffer[..length]).unwrap().answers[0].data.to_string()
+    };
+    assert_eq!(
+        (first(0), first(1), first(251)),
+        ("10.0.0.0".into(), "10.0.0.1".into(), "10.0.0.1".into())
+    );
+}
+
+#[test]
+fn what_we_do_not_answer() {
+    let good = || query("web.prod.svc.cluster.local.", Kind::A, None);
+    let mut chaos = good();
+    chaos.queries[0].set_query_class(DNSClass::CH);
+    let mut two = good();
+    two.add_query(chaos.queries[0].clone());
+    let mut update = good();
+    update.metadata.op_code = OpCode::Update;
+    let mut future = query("web.prod.svc.cluster.local.", Kind::A, Some(1232));
+    future.edns.as_mut().unwrap().set_version(1);
+    let transfer = query("cluster.local.", Kind::AXFR, None);
+    let cases = [
+        ("another class", chaos, ResponseCode::Refused),
+        ("two questions", two, ResponseCode::FormErr),
+        ("an update", update, ResponseCode::NotImp),
+        ("a later EDNS", future, ResponseCode::BADVERS),
+        ("a transfer", transfer, ResponseCode::Refused),
+    ];
+    for (name, query, want) in cases {
+        let (_, reply) = exchange(&query.to_vec().unwrap(), Transport::Udp).unwrap();
+        let high = reply.edns.as_ref().map_or(0, Edns::rcode_high);
+        // Compared as numbers, because two codes share one.
+        let code = ResponseCode::from(high, reply.metadata.response_code.low());
+        assert_eq!((u16::from(code), reply.metadata.id), (u16::from(want), 4711), "{name}");
+    }
+    let mut buffer = vec![0; MAX_REPLY];
+    let mut respond = |bytes: &[u8]| respond(&zone(), bytes, Transport::Udp, 0, &mut buffer);
+    let mut answer = good().to_vec().unwrap();
+    answer[2] |= 0x80;
+    assert_eq!(respond(&answer), Response::Ignore, "an answer is not a question");
+    assert_eq!(respond(&answer[..11]), Response::Ignore, "not even a header");
+    assert_eq!(respond(&query("example.org.", Kind::A, None).to_vec().unwrap()), Response::Forward);
+    let outer = query("outer.prod.svc.cluster.local.", Kind::A, None).to_vec().unwrap();
+    let target = Name::parse("example.org").unwrap();
+    assert_eq!(respond(&outer), Response::Chase(target.wire().into()));
+}
+
+#[test]
+fn an_alias_is_completed_with_what_others_say() {
+    let asked = query("outer.prod.svc.cluster.local.", Kind::A, None).to_vec().unwrap();
+    let mut found = query("example.org.", Kind::A, None).into_response();
+    let name = HickoryName::from_ascii("example.org.").unwrap();
+    let other = HickoryName::from_ascii("www.example.org.").unwrap();
+    use hickory_proto::rr::RData;
+    use hickory_proto::rr::rdata::{A, CNAME};
+    found.add_answer(HickoryRecord::from_rdata(name, 60, RData::CNAME(CNAME(other.clone()))));
+    found.add_answer(HickoryRecord::from_rdata(other, 61, RData::A(A::new(192, 0, 2, 1))));
+    let mut buffer = vec![0; MAX_REPLY];
+    let found = found.to_vec().unwrap();
+    let length = complete(&zone(), &asked, Transport::Udp, &found, &mut buffer).unwrap();
+    let reply = Message::from_vec(&buffer[..length]).unwrap();
+    let want = "outer.prod.svc.cluster.local. 5 example.org.; \
+                example.org. 60 www.example.org.; www.example.org. 61 192.0.2.1";
+    assert_eq!(text(&reply.answers), want);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_bytes_never_hurt(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
+        let mut buffer = vec![0; MAX_REPLY];
+        respond(&zone(), &bytes, Transport::Udp, 0, &mut buffer);
+        complete(&zone(), &bytes, Transport::Udp, &bytes, &mut buffer);
+        message::answers(&bytes).count();
+    }
+
+    #[test]
+    fn damaged_queries_never_hurt(
+        edns in any::<Option<u16>>(),
+        damage in proptest::collection::vec((0..64usize, any::<u8>()), 0..6),
+        cut in 0..64usize,
+    ) {
+        let mut bytes = query("_http._tcp.big.prod.svc.cluster.local.", Kind::SRV, edns).to_vec().unwrap();
+        let length = bytes.len();
+        for (at, value) in damage {
+            bytes[at % length] = value;
+        }
+        bytes.truncate(length.saturating_sub(cut % 16));
+        if let Some((reply, _)) = exchange(&bytes, Transport::Udp) {
+            prop_assert!(reply.len() <= 1232);
+        }
+    }
+}

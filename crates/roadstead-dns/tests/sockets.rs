@@ -1,0 +1,159 @@
+//! The whole server on loopback: a pretended cluster behind it, real sockets in front.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::time::{Duration, Instant};
+
+use hickory_proto::op::{Message, MessageType, OpCode, Query, ResponseCode};
+use hickory_proto::rr::{Name, RecordType};
+use roadstead_dns::agent::{Config, serve};
+use roadstead_dns::server::Server;
+use roadstead_testkit::cluster::FakeCluster;
+use serde_json::{Value, json};
+use tokio::task::{self, JoinHandle};
+use tokio_util::sync::CancellationToken;
+
+const NAMESPACES: &str = "/api/v1/namespaces";
+const SERVICES: &str = "/api/v1/services";
+const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
+
+fn service(name: &str, spec: Value) -> Value {
+    json!({"metadata": {"namespace": "prod", "name": name}, "spec": spec})
+}
+
+fn slice(service: &str, addresses: &[&str]) -> Value {
+    json!({
+        "metadata": {
+            "namespace": "prod",
+            "name": format!("{service}-1"),
+            "labels": {"kubernetes.io/service-name": service},
+        },
+        "addressType": "IPv4",
+        "ports": [{"name": "http", "port": 8080}],
+        "endpoints": addresses.iter().map(|a| json!({"addresses": [a]})).collect::<Vec<_>>(),
+    })
+}
+
+fn query(name: &str, kind: RecordType) -> Vec<u8> {
+    let mut message = Message::new(99, MessageType::Query, OpCode::Query);
+    message.add_query(Query::query(Name::from_ascii(name).unwrap(), kind));
+    message.to_vec().unwrap()
+}
+
+fn over_udp(server: SocketAddr, query: &[u8]) -> Vec<u8> {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    socket.send_to(query, server).unwrap();
+    let mut buffer = vec![0; 4096];
+    let (length, _) = socket.recv_from(&mut buffer).unwrap();
+    buffer.truncate(length);
+    buffer
+}
+
+fn over_tcp(server: SocketAddr, query: &[u8]) -> Vec<u8> {
+    let mut stream = TcpStream::connect(server).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    stream.write_all(&u16::try_from(query.len()).unwrap().to_be_bytes()).unwrap();
+    stream.write_all(query).unwrap();
+    let mut length = [0; 2];
+    stream.read_exact(&mut length).unwrap();
+    let mut reply = vec![0; usize::from(u16::from_be_bytes(length))];
+    stream.read_exact(&mut reply).unwrap();
+    reply
+}
+
+/// Asks in both ways; the replies must be the same.
+async fn ask(server: SocketAddr, name: &str, kind: RecordType) -> (ResponseCode, String) {
+    let query = query(name, kind);
+    let reply = task::spawn_blocking(move || {
+        let reply = over_udp(server, &query);
+        assert_eq!(Message::from_vec(&over_tcp(server, &query)).unwrap().answers.len(), {
+            Message::from_vec(&reply).unwrap().answers.len()
+        });
+        Message::from_vec(&reply).unwrap()
+    })
+    .await
+    .unwrap();
+    let mut words: Vec<_> = reply.answers.iter().map(|r| r.data.to_string()).collect();
+    words.sort();
+    (reply.metadata.response_code, words.join(" "))
+}
+
+struct Running {
+    address: SocketAddr,
+    published: tokio::sync::watch::Receiver<roadstead_dns::agent::Published>,
+    stop: CancellationToken,
+    task: JoinHandle<Result<(), roadstead_dns::agent::DnsError>>,
+}
+
+fn start(cluster: &FakeCluster, zone: &str, upstreams: Vec<SocketAddr>) -> Running {
+    let config = Config { zone: zone.into(), upstreams, ..Config::default() };
+    let published = config.published.subscribe();
+    let server = Server::bind(&["127.0.0.1:0".parse().unwrap()]).unwrap();
+    let address = server.addresses().unwrap()[0];
+    let stop = CancellationToken::new();
+    let task = tokio::spawn(serve(cluster.client(), config, server, stop.clone()));
+    Running { address, published, stop, task }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_follow_the_cluster() {
+    let cluster = FakeCluster::default();
+    cluster.put(NAMESPACES, json!({"metadata": {"name": "prod"}}));
+    cluster.put(SERVICES, service("web", json!({"clusterIPs": ["10.96.0.1"]})));
+    cluster.put(SERVICES, service("db", json!({"clusterIPs": ["None"]})));
+    cluster.put(SLICES, slice("db", &["10.0.0.1", "10.0.0.2"]));
+    let mut running = start(&cluster, "cluster.local", Vec::new());
+    running.published.wait_for(|published| published.ready).await.unwrap();
+    let server = running.address;
+
+    let ok = |text: &str| (ResponseCode::NoError, text.to_owned());
+    let a = RecordType::A;
+    assert_eq!(ask(server, "web.prod.svc.cluster.local.", a).await, ok("10.96.0.1"));
+    assert_eq!(ask(server, "db.prod.svc.cluster.local.", a).await, ok("10.0.0.1 10.0.0.2"));
+    assert_eq!(ask(server, "web.prod.svc.cluster.local.", RecordType::AAAA).await, ok(""));
+    let missing = (ResponseCode::NXDomain, String::new());
+    assert_eq!(ask(server, "new.prod.svc.cluster.local.", a).await, missing);
+    let refused = (ResponseCode::Refused, String::new());
+    assert_eq!(ask(server, "example.org.", a).await, refused);
+
+    let started = Instant::now();
+    let revision = cluster.put(SLICES, slice("db", &["10.0.0.2", "10.0.0.3"]));
+    running.published.wait_for(|published| published.revision >= revision).await.unwrap();
+    eprintln!("a changed endpoint was answered after {:?}", started.elapsed());
+    assert_eq!(ask(server, "db.prod.svc.cluster.local.", a).await, ok("10.0.0.2 10.0.0.3"));
+    let revision = cluster.delete(SERVICES, service("web", json!({})));
+    running.published.wait_for(|published| published.revision >= revision).await.unwrap();
+    assert_eq!(ask(server, "web.prod.svc.cluster.local.", a).await, missing);
+
+    running.stop.cancel();
+    running.task.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn other_names_are_asked_of_others() {
+    // The "rest of the world" is another cluster with another zone.
+    let world = FakeCluster::default();
+    world.put(SERVICES, service("www", json!({"clusterIPs": ["192.0.2.1"]})));
+    let mut upstream = start(&world, "world.test", Vec::new());
+    let cluster = FakeCluster::default();
+    let outer = json!({"type": "ExternalName", "externalName": "www.prod.svc.world.test"});
+    cluster.put(SERVICES, service("outer", outer));
+    let mut running = start(&cluster, "cluster.local", vec![upstream.address]);
+    upstream.published.wait_for(|published| published.ready).await.unwrap();
+    running.published.wait_for(|published| published.ready).await.unwrap();
+
+    let ask = |name: &'static str| ask(running.address, name, RecordType::A);
+    let ok = |text: &str| (ResponseCode::NoError, text.to_owned());
+    assert_eq!(ask("www.prod.svc.world.test.").await, ok("192.0.2.1"));
+    let alias = "192.0.2.1 www.prod.svc.world.test.";
+    assert_eq!(ask("outer.prod.svc.cluster.local.").await, ok(alias));
+    let missing = (ResponseCode::NXDomain, String::new());
+    assert_eq!(ask("none.prod.svc.world.test.").await, missing);
+    assert_eq!(ask("example.org.").await, (ResponseCode::Refused, String::new()));
+
+    running.stop.cancel();
+    running.task.await.unwrap().unwrap();
+    upstream.stop.cancel();
+    upstream.task.await.unwrap().unwrap();
+}

@@ -12,10 +12,13 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use roadstead_proxy::agent::{Agent, Config, cleanup};
+use roadstead_proxy::agent::{self, Agent, Config, cleanup};
+use roadstead_testkit::cluster::FakeCluster;
 use roadstead_testkit::netns::{inside, laboratory, make_node, make_pod, run};
 use roadstead_watch::informer::Change;
-use serde_json::json;
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
+use tokio_util::sync::CancellationToken;
 
 const NODE: &str = "node-1";
 const PORT: u16 = 8080;
@@ -96,19 +99,26 @@ fn agent() -> Agent {
 
 /// A Service with one TCP and one UDP port, both 80 to 8080.
 fn service(name: &str, address: &str) -> Change<Service> {
+    Change::Set(Arc::new(serde_json::from_value(service_object(name, address)).unwrap()))
+}
+
+fn service_object(name: &str, address: &str) -> Value {
     let port =
         |protocol: &str| json!({"name": protocol.to_lowercase(), "port": 80, "protocol": protocol});
-    let object = json!({
+    json!({
         "metadata": {"namespace": "default", "name": name},
         "spec": {"clusterIP": address, "clusterIPs": [address], "ports": [port("TCP"), port("UDP")]},
-    });
-    Change::Set(Arc::new(serde_json::from_value(object).unwrap()))
+    })
 }
 
 fn slice(service: &str, addresses: &[Ipv4Addr]) -> Change<EndpointSlice> {
+    Change::Set(Arc::new(serde_json::from_value(slice_object(service, addresses)).unwrap()))
+}
+
+fn slice_object(service: &str, addresses: &[Ipv4Addr]) -> Value {
     let port = |protocol: &str| json!({"name": protocol.to_lowercase(), "port": PORT, "protocol": protocol});
     let endpoint = |address: &Ipv4Addr| json!({"addresses": [address.to_string()], "nodeName": NODE, "conditions": {"ready": true}});
-    let object = json!({
+    json!({
         "metadata": {
             "namespace": "default",
             "name": format!("{service}-1"),
@@ -117,8 +127,7 @@ fn slice(service: &str, addresses: &[Ipv4Addr]) -> Change<EndpointSlice> {
         "addressType": "IPv4",
         "ports": [port("TCP"), port("UDP")],
         "endpoints": addresses.iter().map(endpoint).collect::<Vec<_>>(),
-    });
-    Change::Set(Arc::new(serde_json::from_value(object).unwrap()))
+    })
 }
 
 fn frontend(text: &str) -> SocketAddr {
@@ -277,6 +286,48 @@ fn restart_and_cleanup() {
         cleanup().unwrap();
         assert_eq!(run("nft list ruleset"), "");
         cleanup().unwrap();
+    });
+}
+
+#[test]
+fn the_agent_follows_the_cluster() {
+    const SERVICES: &str = "/api/v1/services";
+    const SLICES: &str = "/apis/discovery.k8s.io/v1/endpointslices";
+    laboratory(|| {
+        make_node();
+        let pods = [2, 3].map(start_pod);
+        let web = frontend("10.96.0.20:80");
+        let cluster = FakeCluster::default();
+        cluster.put(SERVICES, service_object("web", "10.96.0.20"));
+        cluster.put(SLICES, slice_object("web", &[pods[0].address]));
+        Runtime::new().unwrap().block_on(async {
+            let config = Config { node_name: NODE.into(), ..Config::default() };
+            let mut programmed = config.programmed.subscribe();
+            let stop = CancellationToken::new();
+            let task = tokio::spawn(agent::run(cluster.client(), config, stop.clone()));
+            let first = *programmed.wait_for(|state| state.revision >= 2).await.unwrap();
+            assert_eq!((first.service_ports, first.targets, first.commits), (2, 2, 1));
+            assert_eq!(call("TCP", web).unwrap().0, "pod-2");
+
+            let started = Instant::now();
+            let revision = cluster.put(SLICES, slice_object("web", &[pods[1].address]));
+            programmed.wait_for(|state| state.revision >= revision).await.unwrap();
+            eprintln!("from the watch event to the kernel: {:?}", started.elapsed());
+            assert_eq!(call("TCP", web).unwrap().0, "pod-3");
+
+            // Somebody else's flush is noticed with the next change, and healed.
+            run("nft flush ruleset");
+            let revision = cluster.put(SERVICES, service_object("api", "10.96.0.21"));
+            programmed.wait_for(|state| state.revision >= revision).await.unwrap();
+            assert_eq!(call("TCP", web).unwrap().0, "pod-3");
+
+            let revision = cluster.delete(SERVICES, service_object("web", "10.96.0.20"));
+            programmed.wait_for(|state| state.revision >= revision).await.unwrap();
+            assert!(!run("nft list ruleset").contains("10.96.0.20"));
+            stop.cancel();
+            task.await.unwrap().unwrap();
+            assert!(run("nft list ruleset").contains("10.96.0.21"), "the rules stay");
+        });
     });
 }
 

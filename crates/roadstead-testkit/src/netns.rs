@@ -17,17 +17,21 @@ const INSIDE: &str = "ROADSTEAD_LAB";
 /// A comma-separated list of test layers to leave out, for machines that cannot run them.
 const SKIP: &str = "ROADSTEAD_SKIP";
 
-/// Runs the body of the calling test in a laboratory of its own.
+/// Runs the body of the calling test in a laboratory of its own, as part of layer L4.
 ///
 /// Call it as the only statement of a `#[test]`. Where the kernel forbids user namespaces the test
 /// fails and says so; `ROADSTEAD_SKIP=L4` leaves the layer out knowingly.
 pub fn laboratory(body: impl FnOnce()) {
+    laboratory_of("L4", body);
+}
+
+/// Like [`laboratory`], for a test of another layer.
+pub fn laboratory_of(layer: &str, body: impl FnOnce()) {
     if env::var_os(INSIDE).is_some() {
         run("mount -t tmpfs tmpfs /run && mkdir -p /run/netns && ip link set lo up");
         return body();
     }
-    if env::var(SKIP).is_ok_and(|layers| layers.split(',').any(|layer| layer == "L4")) {
-        eprintln!("L4 (kernel) left out, because {SKIP} says so");
+    if is_left_out(layer) {
         return;
     }
     let thread = thread::current();
@@ -35,8 +39,8 @@ pub fn laboratory(body: impl FnOnce()) {
     let possible = Command::new("unshare").args(["-Urnm", "true"]).status();
     assert!(
         possible.is_ok_and(|status| status.success()),
-        "L4 (kernel) cannot run here: unprivileged user namespaces are not allowed \
-         (set {SKIP}=L4 to leave the layer out)"
+        "{layer} cannot run here: unprivileged user namespaces are not allowed \
+         (set {SKIP}={layer} to leave the layer out)"
     );
     let status = Command::new("unshare")
         .args(
@@ -49,6 +53,15 @@ pub fn laboratory(body: impl FnOnce()) {
         .status()
         .expect("unshare has just worked");
     assert!(status.success(), "{test} failed in its laboratory");
+}
+
+/// Whether the person who runs the tests has left a layer out; says so.
+pub fn is_left_out(layer: &str) -> bool {
+    let left_out = env::var(SKIP).is_ok_and(|layers| layers.split(',').any(|name| name == layer));
+    if left_out {
+        eprintln!("{layer} left out, because {SKIP} says so");
+    }
+    left_out
 }
 
 /// Runs a shell command, which must succeed; returns what it printed.

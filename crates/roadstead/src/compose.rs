@@ -3,12 +3,15 @@
 use std::future::Future;
 
 use anyhow::{Context, bail};
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
+
+/// A part by its name, and what came of it.
+type Ended = (&'static str, anyhow::Result<()>);
 
 /// The running parts of the process.
 pub struct Tasks {
-    set: JoinSet<(&'static str, anyhow::Result<()>)>,
+    set: JoinSet<Ended>,
     stop: CancellationToken,
 }
 
@@ -27,17 +30,22 @@ impl Tasks {
         self.set.spawn(async move { (name, work.await) });
     }
 
+    /// Waits for `work`, or for a part to fail first: then there is nothing left to wait for.
+    pub async fn unless_one_fails(
+        &mut self,
+        work: impl Future<Output = anyhow::Result<()>>,
+    ) -> anyhow::Result<()> {
+        tokio::select! {
+            outcome = work => outcome,
+            Some(ended) = self.set.join_next() => self.judge(ended),
+        }
+    }
+
     /// Waits for all parts. The first that ends before it was asked to ends the others.
     pub async fn finish(mut self) -> anyhow::Result<()> {
         let mut outcome = Ok(());
         while let Some(ended) = self.set.join_next().await {
-            let surprise = !self.stop.is_cancelled();
-            let result = match ended {
-                Ok((name, Err(error))) => Err(error).with_context(|| format!("the {name} failed")),
-                Ok((name, Ok(()))) if surprise => bail_with(name),
-                Ok(_) => Ok(()),
-                Err(panic) => Err(panic).context("a part of roadstead panicked"),
-            };
+            let result = self.judge(ended);
             if outcome.is_ok() {
                 outcome = result;
             }
@@ -45,8 +53,15 @@ impl Tasks {
         }
         outcome
     }
-}
 
-fn bail_with(name: &str) -> anyhow::Result<()> {
-    bail!("the {name} ended without being asked to")
+    fn judge(&self, ended: Result<Ended, JoinError>) -> anyhow::Result<()> {
+        match ended {
+            Ok((name, Err(error))) => Err(error).with_context(|| format!("the {name} failed")),
+            Ok((name, Ok(()))) if !self.stop.is_cancelled() => {
+                bail!("the {name} ended without being asked to")
+            }
+            Ok(_) => Ok(()),
+            Err(panic) => Err(panic).context("a part of roadstead panicked"),
+        }
+    }
 }

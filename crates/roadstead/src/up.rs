@@ -74,7 +74,8 @@ impl Plan {
         let name = args.node_name.clone().unwrap_or_else(machine::host_name);
         let kubeconfig = args.kubeconfig_out.clone();
         let kubeconfig = kubeconfig.unwrap_or_else(|| args.data_dir.join("admin.kubeconfig"));
-        let Some(pod_cidr) = args.cluster_cidr.subnets(24).ok().and_then(|mut all| all.next()) else {
+        let Some(pod_cidr) = args.cluster_cidr.subnets(24).ok().and_then(|mut all| all.next())
+        else {
             bail!("--cluster-cidr {} has no room for a /24", args.cluster_cidr);
         };
         let tenth = alloc::nth(args.service_cidr.into(), 10);
@@ -147,11 +148,10 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         start_node(&plan, &client, &mut tasks, &stop);
         let service = visible::dns_service(&client, plan.dns_ip, dns);
         service.await.context("cannot create the Service kube-system/kube-dns")?;
+        // The DNS server listens on the bridge, which is there when the node is ready.
+        tasks.unless_one_fails(visible::node_ready(&client, &plan.node_name)).await?;
     }
     start_dns(&plan, dns, &client, &mut tasks, &stop);
-    if privileged {
-        visible::node_ready(&client, &plan.node_name, &stop).await?;
-    }
     report(&plan, &url, dns, privileged, begin);
     let outcome = tasks.finish().await;
     if privileged {
@@ -175,12 +175,14 @@ fn start_dns(
     tasks: &mut Tasks,
     stop: &CancellationToken,
 ) {
-    let config = roadstead_dns::server::Config {
+    let config = roadstead_dns::agent::Config {
         listen: vec![listen],
         zone: plan.args.cluster_domain.clone(),
         upstreams: machine::name_servers(),
+        addresses: vec![plan.dns_ip.into()],
+        ..Default::default()
     };
-    let dns = roadstead_dns::server::run(client.clone(), config, stop.clone());
+    let dns = roadstead_dns::agent::run(client.clone(), config, stop.clone());
     tasks.spawn("DNS", async move { Ok(dns.await?) });
 }
 
@@ -195,7 +197,9 @@ fn report(plan: &Plan, url: &str, dns: SocketAddr, privileged: bool, begin: Inst
     } else {
         eprintln!("  DNS        {dns} ({})", plan.args.cluster_domain);
         eprintln!("  not running: the node agent and the proxy, which need root: pods stay");
-        eprintln!("               Pending and ClusterIPs lead nowhere. API, controllers and DNS work.");
+        eprintln!(
+            "               Pending and ClusterIPs lead nowhere. API, controllers and DNS work."
+        );
     }
     eprintln!("  kubeconfig {kubeconfig} (context roadstead)");
     eprintln!("next: kubectl --kubeconfig {kubeconfig} get services");

@@ -2,15 +2,15 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use anyhow::Context;
+use anyhow::bail;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::PostParams;
-use kube::runtime::watcher::{Config, watcher};
+use kube::runtime::watcher::Config;
 use kube::{Api, Client};
+use roadstead_watch::informer::{Change, informer};
 use serde_json::{Value, json};
-use tokio_util::sync::CancellationToken;
 
 /// The Service of the cluster's DNS, and the slice that leads to our server.
 pub async fn dns_service(
@@ -19,9 +19,7 @@ pub async fn dns_service(
     server: SocketAddr,
 ) -> Result<(), kube::Error> {
     let ports = |number: u16| -> Vec<Value> {
-        let port = |name: &str, protocol: &str| {
-            json!({"name": name, "protocol": protocol, "port": number})
-        };
+        let port = |name: &str, protocol: &str| json!({"name": name, "protocol": protocol, "port": number});
         vec![port("dns", "UDP"), port("dns-tcp", "TCP")]
     };
     let labels = json!({"k8s-app": "kube-dns", "kubernetes.io/cluster-service": "true",
@@ -49,28 +47,17 @@ fn typed<K: serde::de::DeserializeOwned>(value: Value) -> Result<K, kube::Error>
 }
 
 /// Waits until the node agent has reported this machine as ready.
-pub async fn node_ready(
-    client: &Client,
-    name: &str,
-    stop: &CancellationToken,
-) -> anyhow::Result<()> {
-    let api: Api<Node> = Api::all(client.clone());
-    let changes = watcher(api, Config::default().fields(&format!("metadata.name={name}")));
-    let mut nodes = changes
-        .filter_map(|event| std::future::ready(event.ok()))
-        .flat_map(|event| futures::stream::iter(event.into_iter_applied()))
-        .boxed();
-    loop {
-        tokio::select! {
-            () = stop.cancelled() => return Ok(()),
-            node = nodes.next() => {
-                let node = node.context("the watch of nodes ended")?;
-                if is_ready(&node) {
-                    return Ok(());
-                }
-            }
+pub async fn node_ready(client: &Client, name: &str) -> anyhow::Result<()> {
+    let this = Config::default().fields(&format!("metadata.name={name}"));
+    let mut nodes = informer(Api::<Node>::all(client.clone()), this);
+    while let Some(change) = nodes.next().await {
+        if let Change::Set(node) = change
+            && is_ready(&node)
+        {
+            return Ok(());
         }
     }
+    bail!("the watch of nodes ended")
 }
 
 fn is_ready(node: &Node) -> bool {

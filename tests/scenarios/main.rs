@@ -1,0 +1,8 @@
+//! Stories: the real kubectl, curl and nslookup against the real binary.
+//!
+//! Those that need a network run in a laboratory of namespaces; no root is needed.
+
+mod bad_input;
+mod process;
+mod thread;
+mod verbs;

@@ -1,0 +1,120 @@
+//! The walls of the workspace: which crate may use which, and that ARCHITECTURE.md speaks of what
+//! is really there.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Who may use whom among our own crates. `roadstead` and the testkit may use everything.
+const ALLOWED: [(&str, &[&str]); 12] = [
+    ("api", &[]),
+    ("patch", &["api"]),
+    ("plan", &["api"]),
+    ("forwarding", &["api"]),
+    ("zone", &["api"]),
+    ("store", &[]),
+    ("server", &["store", "patch", "plan", "api"]),
+    ("watch", &["api"]),
+    ("controllers", &["plan", "watch", "api"]),
+    ("proxy", &["forwarding", "watch", "api"]),
+    ("dns", &["zone", "watch", "api"]),
+    ("node", &["watch", "api"]),
+];
+
+const PURE: [&str; 5] = ["api", "patch", "plan", "forwarding", "zone"];
+
+/// What no pure crate may depend on, not even through others: IO, tasks, logs, chance.
+const IMPURE: [&str; 8] =
+    ["tokio", "kube", "kube-client", "hyper", "tracing", "rustix", "rand", "socket2"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+fn metadata() -> Value {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--offline", "--locked"])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// For each package, the packages that it is built with (dev-dependencies left out).
+fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
+    let metadata = metadata();
+    let packages = metadata["packages"].as_array().unwrap();
+    let names: BTreeMap<_, _> = packages
+        .iter()
+        .map(|package| (package["id"].as_str().unwrap(), package["name"].as_str().unwrap()))
+        .collect();
+    let mut all = BTreeMap::new();
+    for node in metadata["resolve"]["nodes"].as_array().unwrap() {
+        let normal = node["deps"].as_array().unwrap().iter().filter(|dependency| {
+            let mut kinds = dependency["dep_kinds"].as_array().unwrap().iter();
+            kinds.any(|kind| kind["kind"].is_null())
+        });
+        let normal = normal.map(|dependency| names[dependency["pkg"].as_str().unwrap()].to_owned());
+        all.insert(names[node["id"].as_str().unwrap()].to_owned(), normal.collect());
+    }
+    all
+}
+
+#[test]
+fn crates_only_use_those_below_them() {
+    let dependencies = dependencies();
+    for (name, allowed) in ALLOWED {
+        let uses = &dependencies[&format!("roadstead-{name}")];
+        let ours = uses.iter().filter_map(|used| used.strip_prefix("roadstead-"));
+        for used in ours {
+            assert!(allowed.contains(&used), "roadstead-{name} must not use roadstead-{used}");
+        }
+    }
+    let known: BTreeSet<_> = ALLOWED.iter().map(|(name, _)| format!("roadstead-{name}")).collect();
+    let ours = dependencies.keys().filter(|name| name.starts_with("roadstead-"));
+    for name in ours.filter(|name| *name != "roadstead-testkit") {
+        assert!(known.contains(name), "{name} is new: say here what it may use");
+    }
+}
+
+#[test]
+fn pure_crates_stay_pure() {
+    let dependencies = dependencies();
+    for name in PURE {
+        let mut seen = BTreeSet::new();
+        let mut open = vec![format!("roadstead-{name}")];
+        while let Some(package) = open.pop() {
+            for used in &dependencies[&package] {
+                assert!(
+                    !IMPURE.contains(&used.as_str()),
+                    "roadstead-{name} is pure, but {package} brings in {used}"
+                );
+                if seen.insert(used.clone()) {
+                    open.push(used.clone());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_architecture_speaks_of_what_is_there() {
+    let root = root();
+    let text = std::fs::read_to_string(root.join("ARCHITECTURE.md")).unwrap();
+    for entry in std::fs::read_dir(root.join("crates")).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        assert!(text.contains(&format!("`{name}`")), "ARCHITECTURE.md does not mention {name}");
+    }
+    let mut paths = 0;
+    for quoted in text.split('`').skip(1).step_by(2) {
+        let is_path = quoted.contains('/') && !quoted.contains([' ', '<', '{', '*', '$']);
+        if is_path && !quoted.starts_with('/') {
+            paths += 1;
+            assert!(root.join(quoted).exists(), "ARCHITECTURE.md mentions {quoted}: not there");
+        }
+    }
+    assert!(paths > 10, "the code map names files");
+}

@@ -114,7 +114,7 @@ fn stopping_leaves_nothing_behind() {
                 "ls /run/netns",
                 "nft list ruleset",
                 "ip route",
-                "ps -eo comm= | grep -c roadstead || true",
+                "ps -eo stat=,comm= | grep -v ^Z | grep -c roadstead || true",
             ];
             parts.map(|part| String::from_utf8_lossy(&try_run(part).stdout).into_owned())
         };

@@ -53,7 +53,7 @@ fn from_apply_to_a_packet_and_a_dns_answer() {
         assert!(done.contains("successfully rolled out"), "{done}");
         let service = kubectl.run("get service web -o jsonpath='{.spec.clusterIP}'");
         let frontend = format!("{service}:80");
-        eventually("the proxy knows", 2 * SECOND, || get(&frontend, "/"), Result::is_ok);
+        eventually("the proxy knows", 2 * SECOND, || get(&frontend, "/").is_ok(), |ok| *ok);
 
         spread_evenly(&kubectl, &service);
         named(&kubectl, &service);

@@ -54,7 +54,9 @@ impl Kubectl {
             manifest.to_owned()
         } else {
             let path = self.home.path().join("manifest.yaml");
-            std::fs::write(&path, manifest).expect("a temporary file can be written");
+            // The marker keeps kubectl from taking `{a: b}` for JSON.
+            std::fs::write(&path, format!("---\n{manifest}"))
+                .expect("a temporary file can be written");
             path.display().to_string()
         };
         // Before 1.27 kubectl validates against OpenAPI v2.

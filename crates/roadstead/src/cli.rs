@@ -1,5 +1,7 @@
 //! The command line.
 
+use std::io::IsTerminal;
+
 use clap::{Parser, Subcommand};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -15,7 +17,7 @@ use crate::{apiserver, up};
 #[command(version, max_term_width = 100, after_help = EXAMPLES)]
 pub struct Cli {
     /// What to log, as LEVEL or TARGET=LEVEL,… (error, warn, info, debug).
-    #[arg(long, global = true, env = "ROADSTEAD_LOG", default_value = "info")]
+    #[arg(long, global = true, env = "ROADSTEAD_LOG", default_value = "info,nlink=error")]
     pub log: String,
     #[command(subcommand)]
     pub command: Command,
@@ -43,6 +45,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
         .with_env_filter(EnvFilter::new(&cli.log))
         .with_writer(std::io::stderr)
         .with_target(false)
+        .with_ansi(std::io::stderr().is_terminal())
         .compact()
         .init();
     match cli.command {

@@ -210,7 +210,7 @@ async fn sweep(plan: &Plan) {
     if let Err(error) = roadstead_proxy::agent::cleanup() {
         warn!(%error, "rules left behind");
     }
-    if let Err(error) = roadstead_node::runtime::cleanup(&plan.node()).await {
+    if let Err(error) = roadstead_node::agent::cleanup(&plan.node()).await {
         warn!(%error, "pods left behind");
     }
 }
@@ -222,7 +222,7 @@ pub async fn cleanup(args: Args) -> anyhow::Result<()> {
         bail!("only root can remove links, namespaces and rules");
     }
     roadstead_proxy::agent::cleanup().context("rules are left behind")?;
-    roadstead_node::runtime::cleanup(&plan.node()).await.context("pods are left behind")?;
+    roadstead_node::agent::cleanup(&plan.node()).await.context("pods are left behind")?;
     remove(&plan.args.data_dir)
 }
 

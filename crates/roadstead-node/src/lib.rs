@@ -3,3 +3,32 @@
 //! A pod is a network namespace with its own address on the node's bridge, and processes in it.
 //! The agent starts and stops them, probes them, and reports their status. Which pods run on the
 //! node is decided by the scheduler, through `spec.nodeName`.
+//!
+//! What should happen is decided in pure code: `lifecycle` (the next steps for a pod), `status`
+//! (what the API shows), `probe`, `backoff`, `addresses`, `resolv`, `environment` and `images`.
+//! The shells around it are thin: `agent` and `worker` (tasks), `network` (netlink), `runtime`
+//! (processes) and `prober` (sockets). `container` and `applet` run in processes of their own,
+//! made from the same executable: see [`applet::applet_main`].
+
+mod addresses;
+pub mod agent;
+pub mod applet;
+mod backoff;
+pub mod config;
+mod container;
+mod environment;
+mod events;
+mod facts;
+mod heartbeat;
+mod images;
+mod lifecycle;
+mod machine;
+mod network;
+mod order;
+mod probe;
+mod prober;
+mod recovery;
+mod resolv;
+pub mod runtime;
+mod status;
+mod worker;

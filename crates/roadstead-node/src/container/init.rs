@@ -1,0 +1,60 @@
+//! A container's process 1: makes the container around itself, starts the command, passes signals
+//! on, and reaps. When it ends, the kernel ends everything in the container.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::{Command, Stdio};
+
+use rustix::process::{Pid, Signal, set_parent_process_death_signal};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
+
+use super::process::{supervise, unshare, with_open_signals};
+use super::{Failure, Recipe, Trying, root};
+
+/// Runs the command; returns its exit code. Says on `started` why it could not, or closes it.
+pub(super) fn main(recipe: &Recipe, outputs: [OwnedFd; 2], started: OwnedFd) -> i32 {
+    match start(recipe, outputs) {
+        Ok(child) => {
+            drop(started);
+            supervise(child).unwrap_or(255)
+        }
+        Err(failure) => {
+            let _ = File::from(started).write_all(failure.to_string().as_bytes());
+            255
+        }
+    }
+}
+
+fn start(recipe: &Recipe, outputs: [OwnedFd; 2]) -> Result<Pid, Failure> {
+    set_parent_process_death_signal(Some(Signal::KILL)).trying(|| "follow the monitor".into())?;
+    if let Some(path) = &recipe.network {
+        let network = File::open(path).trying(|| format!("open {}", path.display()))?;
+        move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))
+            .trying(|| "enter the pod's network".into())?;
+    }
+    unshare(UnshareFlags::NEWNS | UnshareFlags::NEWUTS | UnshareFlags::NEWIPC)
+        .trying(|| "make namespaces".into())?;
+    rustix::system::sethostname(recipe.hostname.as_bytes())
+        .trying(|| "set the host name".into())?;
+    root::enter(recipe)?;
+    let [stdout, stderr] = outputs;
+    let (program, arguments) = recipe.command.split_first().expect("made by command_line");
+    let child = with_open_signals(&mut Command::new(program))
+        .args(arguments)
+        .env_clear()
+        .envs(recipe.environment.iter().map(|(name, value)| (name, value)))
+        .current_dir(recipe.working_directory.as_deref().unwrap_or("/"))
+        .stdin(Stdio::null())
+        .stdout(stdout)
+        .stderr(stderr)
+        .spawn()
+        .trying(|| format!("run {program}"))?;
+    // Our own copies of the pipes went with the command's.
+    let _ = rustix::stdio::dup2_stdout(null()?);
+    Ok(Pid::from_child(&child))
+}
+
+fn null() -> Result<File, Failure> {
+    File::options().write(true).open("/dev/null").trying(|| "open /dev/null".into())
+}

@@ -1,0 +1,136 @@
+//! The monitor of one container: outside of it, with one child, the container's process 1.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process;
+use std::thread;
+
+use jiff::Timestamp;
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::Pid;
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
+
+use super::log::{self, Stream};
+use super::process::{Side, block_signals, fork, supervise, unshare};
+use super::{
+    EXITED, Exited, Failure, Handshake, Identity, RUNNING, Recipe, Running, Trying, init,
+    read_json, write_json,
+};
+use std::os::fd::AsFd;
+
+/// Enough for a thread that copies a pipe.
+const SMALL_STACK: usize = 64 * 1024;
+
+/// Runs a container to its end; returns its exit code.
+pub(crate) fn main(recipe: &Path) -> i32 {
+    match launch(recipe) {
+        Ok(container) => container.watch().unwrap_or(255),
+        Err(failure) => {
+            answer(&Handshake::Failed(failure));
+            255
+        }
+    }
+}
+
+/// Tells the agent, which reads our standard output.
+fn answer(handshake: &Handshake) {
+    let text = serde_json::to_string(handshake).expect("plain values");
+    let mut stdout = io::stdout();
+    let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    // The agent reads to the end, so there has to be one.
+    if let Ok(null) = OpenOptions::new().write(true).open("/dev/null") {
+        let _ = rustix::stdio::dup2_stdout(null);
+    }
+}
+
+struct Launched {
+    recipe: Recipe,
+    init: Pid,
+    outputs: [(Stream, OwnedFd); 2],
+    log: File,
+}
+
+fn launch(path: &Path) -> Result<Launched, String> {
+    let recipe: Recipe =
+        read_json(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+    let (container, started) = split(recipe).map_err(|failure| failure.to_string())?;
+    let mut failure = String::new();
+    let _ = File::from(started).read_to_string(&mut failure);
+    if !failure.is_empty() {
+        return Err(failure);
+    }
+    let running = container.record().map_err(|failure| failure.to_string())?;
+    answer(&Handshake::Started(running));
+    Ok(container)
+}
+
+/// Forks process 1. What it says at its start comes out of the pipe returned: nothing if all is
+/// well.
+fn split(recipe: Recipe) -> Result<(Launched, OwnedFd), Failure> {
+    // A terminal's Ctrl-C is for the agent, not for its containers.
+    let _ = rustix::process::setsid();
+    let log = open_log(&recipe.log)?;
+    let pipe = || pipe_with(PipeFlags::CLOEXEC).trying(|| "make a pipe".into());
+    let ((stdout, stdout_end), (stderr, stderr_end), (started, started_end)) =
+        (pipe()?, pipe()?, pipe()?);
+    block_signals().trying(|| "block signals".into())?;
+    let own = File::open("/proc/self/ns/pid").trying(|| "open /proc/self/ns/pid".into())?;
+    unshare(UnshareFlags::NEWPID).trying(|| "make a process namespace".into())?;
+    match fork().trying(|| "fork".into())? {
+        Side::Child => {
+            drop((stdout, stderr, started, log));
+            process::exit(init::main(&recipe, [stdout_end, stderr_end], started_end))
+        }
+        Side::Parent(init) => {
+            // Threads can only be made once our children would be born beside us again.
+            move_into_link_name_space(own.as_fd(), Some(LinkNameSpaceType::ProcessID))
+                .trying(|| "return to the process namespace".into())?;
+            let outputs = [(Stream::Stdout, stdout), (Stream::Stderr, stderr)];
+            Ok((Launched { recipe, init, outputs, log }, started))
+        }
+    }
+}
+
+fn open_log(path: &Path) -> Result<File, Failure> {
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent).trying(|| format!("make {}", parent.display()))?;
+    }
+    let options = OpenOptions::new().create(true).append(true).open(path);
+    options.trying(|| format!("open the log {}", path.display()))
+}
+
+impl Launched {
+    fn record(&self) -> Result<Running, Failure> {
+        let identity = |pid: i32| Identity::of(pid).trying(|| format!("look at process {pid}"));
+        let running = Running {
+            id: self.recipe.id.clone(),
+            restarts: self.recipe.restarts,
+            started_at: Timestamp::now(),
+            monitor: identity(process::id().cast_signed())?,
+            init: identity(self.init.as_raw_nonzero().get())?,
+        };
+        let path = self.recipe.directory.join(RUNNING);
+        write_json(&path, &running).trying(|| format!("write {}", path.display()))?;
+        Ok(running)
+    }
+
+    /// Writes the log until the container has ended, then how it ended.
+    fn watch(self) -> io::Result<i32> {
+        let mut copiers = Vec::new();
+        for (stream, pipe) in self.outputs {
+            let log = self.log.try_clone()?;
+            let copy = move || log::copy(stream, File::from(pipe), log);
+            copiers.push(thread::Builder::new().stack_size(SMALL_STACK).spawn(copy)?);
+        }
+        let code = supervise(self.init)?;
+        // With process 1 all processes of the container are gone, so the pipes end.
+        for copier in copiers {
+            let _ = copier.join();
+        }
+        let exited = Exited { id: self.recipe.id.clone(), code, finished_at: Timestamp::now() };
+        write_json(&self.recipe.directory.join(EXITED), &exited)?;
+        Ok(code)
+    }
+}

@@ -1,0 +1,139 @@
+//! A container's root directory: our own executable, /proc, a few devices and files in /etc.
+//!
+//! It works for root, and for root of a user namespace, where device nodes cannot be made and are
+//! bound from outside instead.
+
+use std::collections::BTreeSet;
+use std::env;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{StatVfsMountFlags, statvfs};
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind, mount_change,
+    mount_remount, unmount,
+};
+use rustix::process::pivot_root;
+
+use super::{Failure, ROOT, Recipe, Trying};
+use crate::images::PROGRAMS;
+
+const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
+
+/// Makes the root directory and moves into it; nothing of the machine's files stays visible.
+pub(super) fn enter(recipe: &Recipe) -> Result<(), Failure> {
+    mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)
+        .trying(|| "keep mounts to ourselves".into())?;
+    let root = recipe.directory.join(ROOT);
+    fs::create_dir_all(&root).trying(|| format!("make {}", root.display()))?;
+    let flags = MountFlags::NOSUID | MountFlags::NODEV;
+    mount("tmpfs", &root, "tmpfs", flags, Some(c"mode=755,size=64m"))
+        .trying(|| "mount the root".into())?;
+    programs(&root)?;
+    devices(&root)?;
+    files(&root, recipe)?;
+    processes(&root);
+    switch(&root).trying(|| "change the root".into())
+}
+
+fn make_directory(path: &Path) -> Result<(), Failure> {
+    fs::create_dir_all(path).trying(|| format!("make {}", path.display()))
+}
+
+/// Our executable under the name of each program, and the libraries it was started with.
+fn programs(root: &Path) -> Result<(), Failure> {
+    let executable = env::current_exe().trying(|| "find our executable".into())?;
+    make_directory(&root.join("bin"))?;
+    bind_read_only(&executable, &root.join("bin/roadstead"))?;
+    for program in PROGRAMS {
+        symlink("roadstead", root.join("bin").join(program))
+            .trying(|| format!("link /bin/{program}"))?;
+    }
+    for library in libraries().trying(|| "list our libraries".into())? {
+        let inside = root.join(library.strip_prefix("/").unwrap_or(&library));
+        make_directory(inside.parent().unwrap_or(root))?;
+        bind_read_only(&library, &inside)?;
+        let name = library.file_name().unwrap_or_default();
+        if name.to_string_lossy().starts_with("ld-") {
+            // The kernel finds the loader by the path in the executable, which is one of these.
+            for directory in ["lib", "lib64"] {
+                make_directory(&root.join(directory))?;
+                let _ = symlink(&library, root.join(directory).join(name));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The shared libraries mapped into this process: none if we are linked statically.
+fn libraries() -> io::Result<BTreeSet<PathBuf>> {
+    let maps = fs::read_to_string("/proc/self/maps")?;
+    let paths = maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..]));
+    Ok(paths.filter(|path| path.contains(".so")).map(PathBuf::from).collect())
+}
+
+fn devices(root: &Path) -> Result<(), Failure> {
+    let directory = root.join("dev");
+    make_directory(&directory.join("shm"))?;
+    for name in DEVICES {
+        let outside = Path::new("/dev").join(name);
+        let inside = directory.join(name);
+        File::create(&inside).trying(|| format!("make {}", inside.display()))?;
+        mount_bind(&outside, &inside).trying(|| format!("bind {}", outside.display()))?;
+    }
+    let links = [("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")];
+    for (name, number) in links {
+        symlink(format!("/proc/self/fd{number}"), directory.join(name))
+            .trying(|| format!("link /dev/{name}"))?;
+    }
+    Ok(())
+}
+
+fn files(root: &Path, recipe: &Recipe) -> Result<(), Failure> {
+    for directory in ["etc", "proc", "tmp"] {
+        make_directory(&root.join(directory))?;
+    }
+    fs::set_permissions(root.join("tmp"), fs::Permissions::from_mode(0o1777))
+        .trying(|| "open /tmp".into())?;
+    for (path, text) in &recipe.files {
+        let inside = root.join(path.trim_start_matches('/'));
+        make_directory(inside.parent().unwrap_or(root))?;
+        fs::write(&inside, text).trying(|| format!("write {path}"))?;
+    }
+    Ok(())
+}
+
+/// Where the machine hides parts of its own /proc the kernel allows no new one; the built-in
+/// programs do without.
+fn processes(root: &Path) {
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    let _ = mount("proc", root.join("proc"), "proc", flags, None);
+}
+
+fn bind_read_only(outside: &Path, inside: &Path) -> Result<(), Failure> {
+    File::create(inside).trying(|| format!("make {}", inside.display()))?;
+    mount_bind(outside, inside).trying(|| format!("bind {}", outside.display()))?;
+    // A user namespace may add restrictions to a mount but not drop those it came with.
+    let present = statvfs(inside).trying(|| format!("look at {}", inside.display()))?.f_flag;
+    let mut flags = MountFlags::BIND | MountFlags::RDONLY;
+    for (have, keep) in [
+        (StatVfsMountFlags::NOSUID, MountFlags::NOSUID),
+        (StatVfsMountFlags::NOATIME, MountFlags::NOATIME),
+        (StatVfsMountFlags::NODIRATIME, MountFlags::NODIRATIME),
+        (StatVfsMountFlags::RELATIME, MountFlags::RELATIME),
+        (StatVfsMountFlags::NODEV, MountFlags::NODEV),
+    ] {
+        flags.set(keep, present.contains(have));
+    }
+    mount_remount(inside, flags, c"").trying(|| format!("protect {}", inside.display()))
+}
+
+fn switch(root: &Path) -> io::Result<()> {
+    env::set_current_dir(root)?;
+    // The old root is put on top of the new one, and then taken away.
+    pivot_root(".", ".")?;
+    unmount(".", UnmountFlags::DETACH)?;
+    env::set_current_dir("/")
+}

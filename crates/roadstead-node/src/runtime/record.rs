@@ -1,0 +1,134 @@
+//! Where the built-in runtime keeps what on the disk.
+//!
+//! `netns/roadstead-<uid>` is a pod's network, `pods/<uid>/pod.json` says which pod it is,
+//! `pods/<uid>/<container>/` holds what [`crate::container`] writes, and `logs/` the logs.
+
+use std::fs;
+use std::io;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::PodName;
+use crate::container::{read_json, write_json};
+
+const POD: &str = "pod.json";
+
+/// The directory of the agent's state.
+#[derive(Clone, Debug)]
+pub(super) struct Disk {
+    root: PathBuf,
+}
+
+/// A pod on the disk.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct PodRecord {
+    pub(super) pod: PodName,
+    pub(super) network: NetworkRecord,
+}
+
+/// A pod's network on the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) enum NetworkRecord {
+    Own(Ipv4Addr),
+    Host,
+    /// Given back, because the pod has finished.
+    Removed,
+}
+
+impl Disk {
+    pub(super) fn new(root: &Path) -> Self {
+        Self { root: root.to_owned() }
+    }
+
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    pub(super) fn network(&self, uid: &str) -> PathBuf {
+        self.root.join("netns").join(format!("roadstead-{uid}"))
+    }
+
+    fn pods(&self) -> PathBuf {
+        self.root.join("pods")
+    }
+
+    pub(super) fn container(&self, uid: &str, container: &str) -> PathBuf {
+        self.pods().join(uid).join(container)
+    }
+
+    fn pod_logs(&self, pod: &PodName) -> PathBuf {
+        self.root.join("logs").join(format!("{}_{}_{}", pod.namespace, pod.name, pod.uid))
+    }
+
+    pub(super) fn log(&self, pod: &PodName, container: &str, restarts: i32) -> PathBuf {
+        self.pod_logs(pod).join(container).join(format!("{restarts}.log"))
+    }
+
+    pub(super) fn prepare(&self) -> io::Result<()> {
+        ["netns", "pods", "logs"]
+            .iter()
+            .try_for_each(|name| fs::create_dir_all(self.root.join(name)))
+    }
+
+    pub(super) fn save(&self, record: &PodRecord) -> io::Result<()> {
+        let directory = self.pods().join(&record.pod.uid);
+        fs::create_dir_all(&directory)?;
+        write_json(&directory.join(POD), record)
+    }
+
+    /// All pods on the disk. A directory that cannot be read is removed: nothing runs from it.
+    pub(super) fn load(&self) -> Vec<PodRecord> {
+        let directories = fs::read_dir(self.pods()).into_iter().flatten().flatten();
+        directories
+            .filter_map(|entry| {
+                let record = read_json(&entry.path().join(POD)).ok();
+                if record.is_none() {
+                    let _ = fs::remove_dir_all(entry.path());
+                }
+                record
+            })
+            .collect()
+    }
+
+    /// The names of the pod's containers on the disk.
+    pub(super) fn containers(&self, uid: &str) -> Vec<String> {
+        let entries = fs::read_dir(self.pods().join(uid)).into_iter().flatten().flatten();
+        entries
+            .filter(|entry| entry.path().is_dir())
+            .map(|entry| entry.file_name().to_string_lossy().into_owned())
+            .collect()
+    }
+
+    /// Network namespaces that belong to no pod on the disk, by uid.
+    pub(super) fn stray_networks(&self, known: &[PodRecord]) -> Vec<String> {
+        let entries = fs::read_dir(self.root.join("netns")).into_iter().flatten().flatten();
+        let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        names
+            .filter_map(|name| name.strip_prefix("roadstead-").map(str::to_owned))
+            .filter(|uid| !known.iter().any(|record| record.pod.uid == *uid))
+            .collect()
+    }
+
+    pub(super) fn remove(&self, pod: &PodName) -> io::Result<()> {
+        for directory in [self.pod_logs(pod), self.pods().join(&pod.uid)] {
+            match fs::remove_dir_all(&directory) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the directories, which must be empty of pods.
+    pub(super) fn remove_all(&self) -> io::Result<()> {
+        for name in ["netns", "pods", "logs"] {
+            match fs::remove_dir_all(self.root.join(name)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}

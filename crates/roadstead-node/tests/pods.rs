@@ -1,0 +1,268 @@
+//! Pods made by the built-in runtime on a real kernel (layer L4), without an API server.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use roadstead_node::config::{Config, DEFAULT_BRIDGE};
+use roadstead_node::runtime::builtin::{BuiltinRuntime, cleanup};
+use roadstead_node::runtime::{
+    ContainerOrder, PodName, PodNetwork, PodRuntime, RecoveredState, StartError, Stop,
+};
+use roadstead_testkit::netns::{laboratory, run, try_run};
+
+/// The example beside this test's own executable.
+fn executable() -> PathBuf {
+    let own = std::env::current_exe().unwrap();
+    let path = own.parent().unwrap().parent().unwrap().join("examples/applets");
+    assert!(path.exists(), "{} is missing: build the examples first", path.display());
+    path
+}
+
+fn config(state_dir: &Path) -> Config {
+    Config {
+        node_name: "node".into(),
+        bridge: DEFAULT_BRIDGE.into(),
+        pod_cidr: "10.244.0.0/24".parse().unwrap(),
+        service_cidr: "10.96.0.0/12".parse().unwrap(),
+        cluster_dns: [10, 96, 0, 10].into(),
+        cluster_domain: "cluster.local".into(),
+        state_dir: state_dir.into(),
+        internal_ip: [192, 0, 2, 1].into(),
+    }
+}
+
+fn name(pod: &str) -> PodName {
+    PodName { namespace: "default".into(), name: pod.into(), uid: format!("uid-of-{pod}") }
+}
+
+fn order(pod: &str, container: &str, args: &[&str]) -> ContainerOrder {
+    let resolv_conf = "search default.svc.cluster.local\nnameserver 10.96.0.10\n";
+    ContainerOrder {
+        pod: name(pod),
+        container: container.into(),
+        image: "roadstead/echo:latest".into(),
+        pull_policy: None,
+        command: vec![],
+        args: args.iter().map(|arg| (*arg).to_owned()).collect(),
+        environment: vec![("PORT".into(), "8080".into())],
+        working_directory: None,
+        hostname: pod.into(),
+        files: BTreeMap::from([("/etc/resolv.conf".to_owned(), resolv_conf.to_owned())]),
+        restarts: 0,
+    }
+}
+
+/// Starts a pod with one container; returns its address.
+async fn start(runtime: &BuiltinRuntime, pod: &str, args: &[&str]) -> IpAddr {
+    let address = runtime.create_sandbox(&name(pod), PodNetwork::Own).await.unwrap();
+    runtime.start(order(pod, "main", args)).await.unwrap();
+    address
+}
+
+/// Runs a command in a container of its own in the pod; returns its exit code and output.
+async fn exec(runtime: &BuiltinRuntime, pod: &str, args: &[&str]) -> (i32, String) {
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    let container = format!("exec-{}", COUNT.fetch_add(1, Ordering::Relaxed));
+    runtime.start(order(pod, &container, args)).await.unwrap();
+    let exit = runtime.wait(&name(pod), &container).await;
+    (exit.code, log(pod, &container))
+}
+
+/// The texts in a container's log.
+fn log(pod: &str, container: &str) -> String {
+    let path = format!("/run/state/logs/default_{pod}_uid-of-{pod}/{container}/0.log");
+    let text = fs::read_to_string(path).unwrap_or_default();
+    text.lines().map(|line| line.splitn(4, ' ').nth(3).unwrap_or("?").to_owned() + "\n").collect()
+}
+
+/// Fetches from the node, patiently: a server needs a moment to open its port.
+fn fetch(address: IpAddr, path: &str) -> String {
+    let applets = executable();
+    let command =
+        format!("{} --roadstead-applet curl -s -m 1 {address}:8080{path}", applets.display());
+    for _ in 0..50 {
+        let output = try_run(&command);
+        if output.status.success() {
+            return String::from_utf8(output.stdout).unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    panic!("no answer from {address}: {:?}", try_run(&command));
+}
+
+fn in_laboratory(body: impl AsyncFnOnce(Config)) {
+    laboratory(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(body(config(Path::new("/run/state"))));
+    });
+}
+
+/// The processes that were made from the example: seen from outside their root directories, some
+/// have its path and some the path that they know it by.
+fn processes() -> Vec<String> {
+    let own = executable();
+    let entries = fs::read_dir("/proc").unwrap().flatten();
+    let ours = entries.filter_map(|entry| {
+        let exe = fs::read_link(entry.path().join("exe")).ok()?;
+        let is_ours = exe == own || exe == Path::new("/bin/roadstead");
+        is_ours.then(|| fs::read_to_string(entry.path().join("cmdline")).unwrap_or_default())
+    });
+    ours.collect()
+}
+
+/// What the monitor of a pod's container wrote down.
+fn pid(pod: &str, which: &str) -> String {
+    let text = fs::read(format!("/run/state/pods/uid-of-{pod}/main/running.json")).unwrap();
+    let running: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    running[which]["pid"].to_string()
+}
+
+#[test]
+fn two_pods_talk() {
+    in_laboratory(async |config| {
+        let runtime = BuiltinRuntime::start(&config, executable()).await.unwrap();
+        let began = Instant::now();
+        let one = start(&runtime, "one", &[]).await;
+        eprintln!("from nothing to running: {:?}", began.elapsed());
+        let two = start(&runtime, "two", &[]).await;
+        assert_eq!((one, two), ([10, 244, 0, 2].into(), [10, 244, 0, 3].into()));
+
+        assert_eq!(fetch(one, "/"), "one\n", "from the node");
+        assert_eq!(fetch(two, "/any/path"), "two\n");
+        let (code, text) = exec(&runtime, "one", &["curl", "-s", &format!("{two}:8080")]).await;
+        assert_eq!((code, text.as_str()), (0, "two\n"), "from pod to pod");
+        let (code, _) = exec(&runtime, "one", &["curl", "-s", &format!("{two}:9")]).await;
+        assert_eq!(code, 7, "nobody listens there");
+        let (_, text) = exec(&runtime, "one", &["curl", "-s", "127.0.0.1:8080"]).await;
+        assert_eq!(text, "one\n", "containers of a pod share its network");
+
+        assert_eq!(fetch(one, "/healthz"), "ok");
+        fetch(one, "/fail");
+        assert_eq!(fetch(one, "/healthz"), "failing\n");
+        fetch(one, "/ok");
+        assert_eq!(fetch(one, "/healthz"), "ok");
+
+        let route = run("ip route get 10.96.0.1");
+        assert!(route.contains("dev roadstead0 src 10.244.0.1"), "{route}");
+        cleanup(&config).await.unwrap();
+    });
+}
+
+#[test]
+fn a_container_sees_only_its_own_files_and_processes() {
+    in_laboratory(async |config| {
+        let runtime = BuiltinRuntime::start(&config, executable()).await.unwrap();
+        let address = start(&runtime, "one", &[]).await;
+        fetch(address, "/");
+        let root = format!("/proc/{}/root", pid("one", "init"));
+        let look = |command: &str| run(&format!("cd {root} && {command}"));
+        let libraries = ["lib", "lib64", "usr"];
+        let entries = look("ls");
+        let entries: Vec<_> = entries.lines().filter(|name| !libraries.contains(name)).collect();
+        assert_eq!(entries, ["bin", "dev", "etc", "proc", "tmp"]);
+        assert_eq!(look("head -1 etc/resolv.conf"), "search default.svc.cluster.local");
+        assert_eq!(look("ls proc | grep -c '^[0-9]'"), "2", "process 1 and the server");
+        assert_eq!(look("tr '\\0' ' ' < proc/2/cmdline").trim(), "/bin/echo");
+        assert!(!try_run(&format!("echo x > {root}/bin/roadstead")).status.success(), "read-only");
+        cleanup(&config).await.unwrap();
+    });
+}
+
+#[test]
+fn containers_end_as_they_are_told() {
+    in_laboratory(async |config| {
+        let runtime = BuiltinRuntime::start(&config, executable()).await.unwrap();
+        let cases = [("graceful", Stop::Gracefully, 143), ("killed", Stop::Now, 137)];
+        for (pod, how, code) in cases {
+            start(&runtime, pod, &["sleep", "infinity"]).await;
+            runtime.stop(&name(pod), "main", how);
+            let exit = runtime.wait(&name(pod), "main").await;
+            assert_eq!((exit.code, exit.reason.as_str()), (code, "Error"), "{pod}");
+        }
+        start(&runtime, "done", &["sleep", "0"]).await;
+        let exit = runtime.wait(&name("done"), "main").await;
+        assert_eq!((exit.code, exit.reason.as_str()), (0, "Completed"));
+        assert_eq!(processes(), [""; 0]);
+        cleanup(&config).await.unwrap();
+    });
+}
+
+#[test]
+fn what_cannot_start_says_why() {
+    in_laboratory(async |config| {
+        let runtime = BuiltinRuntime::start(&config, executable()).await.unwrap();
+        runtime.create_sandbox(&name("one"), PodNetwork::Own).await.unwrap();
+        let mut wrong = order("one", "main", &[]);
+        wrong.image = "nginx".into();
+        let error = runtime.start(wrong).await.unwrap_err();
+        assert!(matches!(&error, StartError::Waiting { reason: "ErrImagePull", .. }), "{error}");
+        assert!(error.to_string().contains("roadstead/echo"), "{error}");
+        let mut wrong = order("one", "main", &[]);
+        wrong.command = vec!["bash".into()];
+        let error = runtime.start(wrong).await.unwrap_err();
+        assert!(error.to_string().starts_with("exec: \"bash\""), "{error}");
+        let mut wrong = order("one", "main", &[]);
+        wrong.working_directory = Some("/nowhere".into());
+        let error = runtime.start(wrong).await.unwrap_err();
+        assert!(error.to_string().contains("run /bin/echo"), "{error}");
+        assert_eq!(processes(), [""; 0]);
+        cleanup(&config).await.unwrap();
+    });
+}
+
+#[test]
+fn the_next_agent_finds_what_this_one_left() {
+    in_laboratory(async |config| {
+        let first = BuiltinRuntime::start(&config, executable()).await.unwrap();
+        let address = start(&first, "stays", &[]).await;
+        start(&first, "ends", &["sleep", "0"]).await;
+        first.wait(&name("ends"), "main").await;
+        start(&first, "dies", &[]).await;
+        drop(first);
+        // The monitor is killed, and takes its container with it, without a word.
+        run(&format!("kill -9 {}", pid("dies", "monitor")));
+        std::thread::sleep(Duration::from_millis(200));
+
+        let second = BuiltinRuntime::start(&config, executable()).await.unwrap();
+        let recovered = second.recovered();
+        let state = |pod: &str| {
+            let pod = recovered.iter().find(|found| found.pod == name(pod)).unwrap();
+            pod.containers["main"].state.clone()
+        };
+        assert!(matches!(state("stays"), RecoveredState::Running(_)));
+        assert!(matches!(state("ends"), RecoveredState::Exited(exit) if exit.code == 0));
+        assert!(matches!(state("dies"), RecoveredState::Exited(exit) if exit.code == 137));
+        assert_eq!(fetch(address, "/"), "stays\n");
+        let fresh = start(&second, "fresh", &[]).await;
+        assert_eq!(fresh, IpAddr::from([10, 244, 0, 5]), "no address is given twice");
+        second.stop(&name("stays"), "main", Stop::Gracefully);
+        assert_eq!(second.wait(&name("stays"), "main").await.code, 143, "adopted");
+        cleanup(&config).await.unwrap();
+    });
+}
+
+#[test]
+fn cleanup_leaves_nothing() {
+    in_laboratory(async |config| {
+        let runtime = BuiltinRuntime::start(&config, executable()).await.unwrap();
+        for pod in ["one", "two", "three"] {
+            start(&runtime, pod, &[]).await;
+        }
+        assert_eq!(processes().len(), 9, "monitor, process 1 and server, thrice");
+        runtime.remove(&name("two")).await.unwrap();
+        assert_eq!(processes().len(), 6);
+        assert_eq!(run("ip -br link show type veth | wc -l"), "2");
+
+        cleanup(&config).await.unwrap();
+        assert_eq!(processes(), [""; 0]);
+        assert_eq!(run("ip -br link | wc -l"), "1", "only lo: {}", run("ip -br link"));
+        assert_eq!(run("ip route | wc -l"), "0");
+        assert_eq!(run("ls /run/state | wc -l"), "0");
+        assert_eq!(run("grep -c roadstead /proc/self/mounts || true"), "0");
+        cleanup(&config).await.unwrap();
+    });
+}

@@ -3,9 +3,11 @@
 //! Run it as root in a network namespace of its own, for example with `unshare -n`: it replaces
 //! the table `ip kube-proxy`, and deletes it at the end.
 
+use std::collections::BTreeSet;
 use std::env;
 use std::io::{self, Write};
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use roadstead_api::key::ObjectKey;
@@ -53,7 +55,7 @@ impl Bench {
         &mut self,
         n: u32,
         targets: impl Iterator<Item = u32>,
-    ) -> std::collections::BTreeSet<std::sync::Arc<ServicePortName>> {
+    ) -> BTreeSet<Arc<ServicePortName>> {
         let target = |n: u32| Target {
             address: Ipv4Addr::from(0x0a00_0000 + n).into(),
             port: 8080,

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 
 use super::model::{
     Base, Chain, ChainKind, ChainName, FRONTEND, Field, Hook, Key, MASQUERADE_MARK, Program, Rule,
-    SetName, Statement, Value, Verdict,
+    SetName, Statement, Value,
 };
 use crate::service::{Frontend, Handling, Place, ServicePortName, Target};
 use crate::table::ForwardingTable;
@@ -16,7 +16,6 @@ const SERVICES: ChainName = ChainName::Fixed("services");
 const MASQUERADING: ChainName = ChainName::Fixed("masquerading");
 const SERVICE_ENDPOINTS_CHECK: ChainName = ChainName::Fixed("service-endpoints-check");
 const CLUSTER_IPS_CHECK: ChainName = ChainName::Fixed("cluster-ips-check");
-const REJECT: ChainName = ChainName::Fixed("reject-chain");
 
 const DESTINATION_NAT: i32 = -100;
 const SOURCE_NAT: i32 = 100;
@@ -30,6 +29,7 @@ pub fn compile(table: &ForwardingTable) -> Program {
         if let (Handling::Forward(slots), false) = (&port.internal, frontends.is_empty()) {
             let count = slot_count(slots);
             chains.entry(ChainName::Pick(count)).or_insert_with(|| pick_chain(count));
+            elements.extend([pick_element(count)]);
         }
         elements
             .extend(shared_keys(name, &frontends, &port.internal).map(|key| (key, Value::Member)));
@@ -43,11 +43,19 @@ pub fn compile(table: &ForwardingTable) -> Program {
 /// The kernel swaps the maps between two lookups of a packet if we commit at that very moment. A
 /// packet that drew a slot which has just gone takes slot 0, which every served frontend has.
 pub fn pick_chain(count: u32) -> Chain {
-    let mut rules = vec![vec![Statement::DestinationFromSlot(count, SetName::Endpoints)]];
+    let mut rules = vec![
+        vec![Statement::ForgetCount],
+        vec![Statement::DestinationFromSlot(count, SetName::Endpoints)],
+    ];
     if count > 1 {
         rules.push(vec![Statement::DestinationFromSlot(1, SetName::Endpoints)]);
     }
     Chain { base: None, rules }
+}
+
+/// The element that leads to it.
+pub fn pick_element(count: u32) -> (Key, Value) {
+    (Key::Pick(count), Value::Goto(ChainName::Pick(count)))
 }
 
 /// How many slots there are, as the kernel counts.
@@ -73,23 +81,24 @@ pub(super) fn own_elements(
     frontends: &[Frontend],
     handling: &Handling,
 ) -> Vec<(Key, Value)> {
-    let verdict = |verdict| Value::Verdict(verdict, name.clone());
     let each = |key: fn(Frontend) -> Key, value: Value| {
         frontends.iter().map(move |frontend| (key(*frontend), value.clone()))
     };
+    let unserved = || Value::Unserved(name.clone());
     match handling {
         Handling::Forward(slots) => {
-            let pick = verdict(Verdict::Goto(ChainName::Pick(slot_count(slots))));
+            let count = Value::Slots(slot_count(slots), name.clone());
             let slot = |frontend: &Frontend, slot: u32, target: &Target| {
                 (Key::Endpoint(*frontend, slot), Value::Target(target.socket()))
             };
-            let slots = frontends.iter().flat_map(|frontend| {
-                (0..).zip(slots).map(move |(n, target)| slot(frontend, n, target))
-            });
-            each(Key::Service, pick).chain(slots).collect()
+            let of_frontend = |frontend| {
+                (0..).zip(slots).map(move |(number, target)| slot(frontend, number, target))
+            };
+            let slots = frontends.iter().flat_map(of_frontend);
+            each(Key::Service, count).chain(slots).collect()
         }
-        Handling::Reject => each(Key::NoEndpoint, verdict(Verdict::Goto(REJECT))).collect(),
-        Handling::Drop => each(Key::NoEndpoint, verdict(Verdict::Drop)).collect(),
+        Handling::Reject => each(Key::NoEndpoint, unserved()).collect(),
+        Handling::Drop => each(Key::NoLocalEndpoint, unserved()).collect(),
     }
 }
 
@@ -115,14 +124,19 @@ pub(super) fn fixed_chains(cluster_networks: &[IpNet]) -> BTreeMap<ChainName, Ch
         plain(MASQUERADING, masquerading()),
         plain(
             SERVICE_ENDPOINTS_CHECK,
-            vec![vec![Statement::VerdictMap(FRONTEND, SetName::NoEndpointServices)]],
+            vec![
+                vec![Statement::Member(FRONTEND, SetName::NoEndpointServices), Statement::Reject],
+                vec![
+                    Statement::Member(FRONTEND, SetName::NoLocalEndpointServices),
+                    Statement::Drop,
+                ],
+            ],
         ),
         plain(
             CLUSTER_IPS_CHECK,
             // Whatever still has a ClusterIP as its destination asked for a port that nobody serves.
             vec![vec![to_cluster_ip(), Statement::Reject]],
         ),
-        plain(REJECT, vec![vec![Statement::Reject]]),
     ]
     .into()
 }
@@ -132,7 +146,10 @@ fn to_cluster_ip() -> Statement {
 }
 
 fn services(cluster_networks: &[IpNet]) -> Vec<Rule> {
-    let lookup = vec![Statement::VerdictMap(FRONTEND, SetName::ServiceIps)];
+    let lookup = vec![
+        Statement::RememberCount(FRONTEND, SetName::ServiceIps),
+        Statement::GotoByCount(SetName::Picks),
+    ];
     if cluster_networks.is_empty() {
         return vec![lookup];
     }

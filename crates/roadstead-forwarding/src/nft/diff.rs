@@ -7,7 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-use super::compile::{fixed_chains, own_elements, pick_chain, shared_keys, slot_count};
+use super::compile::{
+    fixed_chains, own_elements, pick_chain, pick_element, shared_keys, slot_count,
+};
 use super::model::{Chain, ChainName, Key, Program, Transaction, Value};
 use crate::service::{Frontend, Handling, IpFamily, ServicePort, ServicePortName, Target};
 use crate::table::ForwardingTable;
@@ -57,6 +59,7 @@ impl Layout {
                 && self.picks.insert(slot_count(slots))
             {
                 transaction.add_picks.push(slot_count(slots));
+                transaction.add.push(pick_element(slot_count(slots)));
             }
             compare(&before.own(&name), &now.own(&name), &mut transaction);
             for key in now.shared(&name) {
@@ -79,12 +82,13 @@ impl Layout {
     /// Everything the kernel holds.
     pub fn program(&self) -> Program {
         let picks = self.picks.iter().map(|count| (ChainName::Pick(*count), pick_chain(*count)));
+        let pick_elements = self.picks.iter().map(|count| pick_element(*count));
         let shared = self.shared.keys().map(|key| (*key, Value::Member));
         let own = self.ports.iter().flat_map(|(name, installed)| installed.own(name));
         Program {
             family: self.family,
             chains: self.fixed.clone().into_iter().chain(picks).collect(),
-            elements: shared.chain(own).collect(),
+            elements: pick_elements.chain(shared).chain(own).collect(),
         }
     }
 

@@ -2,8 +2,8 @@
 //!
 //! All Services share a few global maps instead of having chains and maps of their own, because
 //! the kernel's work for a new map grows with the number of maps. A frontend's entry in
-//! `service-ips` leads to the chain `pick-N`, where N is how many targets it has; that chain draws
-//! a slot below N and finds the target in `endpoints` under frontend and slot. One endpoint more
+//! `service-ips` says how many targets it has; for N of them the chain `pick-N` draws a slot below
+//! N and finds the target in `endpoints` under frontend and slot. One endpoint more
 //! or less is then a handful of element operations, whatever the size of the cluster. Table, base
 //! chain and map names are those of kube-proxy wherever the meaning is the same.
 //!

@@ -28,8 +28,9 @@ pub struct Program {
 /// A change to a program. All of it happens, or nothing does.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Transaction {
-    /// Chains to create, by their number of slots. They are never deleted one by one: an unused
-    /// one is harmless, and old kernels release references too late to delete one safely.
+    /// Chains to create, by their number of slots, with their elements in `picks`. They are never
+    /// deleted one by one: an unused one is harmless, and old kernels release references too late
+    /// to delete one safely.
     pub add_picks: Vec<u32>,
     /// Elements to delete, before any are added.
     pub delete: Vec<Key>,
@@ -132,14 +133,23 @@ pub enum Statement {
     SetMark(u32),
     /// `meta mark set meta mark ^ bits`.
     FlipMark(u32),
-    /// `fields vmap @map`.
-    VerdictMap(&'static [Field], SetName),
+    /// `meta priority set fields map @map`: remembers how many slots the frontend has.
+    ///
+    /// A packet's priority is the one place where a value can be kept from one lookup to the next
+    /// without disturbing anybody: marks belong to others, too. Nobody reads it before we clear it.
+    RememberCount(&'static [Field], SetName),
+    /// `meta priority vmap @map`: goes on by what was remembered.
+    GotoByCount(SetName),
+    /// `meta priority set none`: forgets it.
+    ForgetCount,
     /// `dnat to ip daddr . meta l4proto . th dport . numgen random mod N map @map`.
     DestinationFromSlot(u32, SetName),
     /// `masquerade fully-random`.
     Masquerade,
     /// `reject`.
     Reject,
+    /// `drop`.
+    Drop,
     /// `return`.
     Return,
     /// `jump chain`.
@@ -169,21 +179,28 @@ pub enum SetName {
     ClusterIps,
     /// Endpoints of this node calling themselves.
     HairpinConnections,
-    /// Frontend to `pick-N`.
+    /// Frontend to its number of slots. A verdict for each would make the kernel check all of
+    /// them whenever one is added, to see that no chains lead in a circle.
     ServiceIps,
-    /// Frontend to reject or drop.
+    /// Number of slots to `pick-N`.
+    Picks,
+    /// Frontends without any endpoint.
     NoEndpointServices,
+    /// Frontends without an endpoint that policy lets us use from here.
+    NoLocalEndpointServices,
     /// Frontend and slot to target.
     Endpoints,
 }
 
 impl SetName {
     /// All of them, in the order of creation.
-    pub const ALL: [SetName; 5] = [
+    pub const ALL: [SetName; 7] = [
         SetName::ClusterIps,
         SetName::HairpinConnections,
         SetName::ServiceIps,
+        SetName::Picks,
         SetName::NoEndpointServices,
+        SetName::NoLocalEndpointServices,
         SetName::Endpoints,
     ];
 
@@ -193,7 +210,9 @@ impl SetName {
             SetName::ClusterIps => "cluster-ips",
             SetName::HairpinConnections => "hairpin-connections",
             SetName::ServiceIps => "service-ips",
+            SetName::Picks => "picks",
             SetName::NoEndpointServices => "no-endpoint-services",
+            SetName::NoLocalEndpointServices => "no-local-endpoint-services",
             SetName::Endpoints => "endpoints",
         }
     }
@@ -205,9 +224,10 @@ impl SetName {
             SetName::HairpinConnections => {
                 &[Type::Address, Type::Address, Type::Protocol, Type::Port]
             }
-            SetName::ServiceIps | SetName::NoEndpointServices => {
-                &[Type::Address, Type::Protocol, Type::Port]
-            }
+            SetName::ServiceIps
+            | SetName::NoEndpointServices
+            | SetName::NoLocalEndpointServices => &[Type::Address, Type::Protocol, Type::Port],
+            SetName::Picks => &[Type::Count],
             SetName::Endpoints => &[Type::Address, Type::Protocol, Type::Port, Type::Mark],
         }
     }
@@ -215,8 +235,12 @@ impl SetName {
     /// What its keys map to.
     pub fn data(self) -> Data {
         match self {
-            SetName::ClusterIps | SetName::HairpinConnections => Data::Nothing,
-            SetName::ServiceIps | SetName::NoEndpointServices => Data::Verdict,
+            SetName::ClusterIps
+            | SetName::HairpinConnections
+            | SetName::NoEndpointServices
+            | SetName::NoLocalEndpointServices => Data::Nothing,
+            SetName::ServiceIps => Data::Count,
+            SetName::Picks => Data::Verdict,
             SetName::Endpoints => Data::Target,
         }
     }
@@ -233,6 +257,8 @@ pub enum Type {
     Port,
     /// `mark`; we use it for slots, as the only plain 32-bit number that a set can be declared of.
     Mark,
+    /// `classid`, the type of priorities.
+    Count,
 }
 
 /// What a set or map holds under each key.
@@ -240,6 +266,8 @@ pub enum Type {
 pub enum Data {
     /// It is a set.
     Nothing,
+    /// It is a map to a number of slots.
+    Count,
     /// It is a verdict map.
     Verdict,
     /// It is a map to `ipv4_addr . inet_service`.
@@ -255,8 +283,12 @@ pub enum Key {
     Hairpin(IpAddr, Protocol, u16),
     /// In `service-ips`.
     Service(Frontend),
+    /// In `picks`.
+    Pick(u32),
     /// In `no-endpoint-services`.
     NoEndpoint(Frontend),
+    /// In `no-local-endpoint-services`.
+    NoLocalEndpoint(Frontend),
     /// In `endpoints`: a slot of a frontend.
     Endpoint(Frontend, u32),
 }
@@ -272,6 +304,8 @@ pub enum KeyField {
     Port(u16),
     /// A slot.
     Mark(u32),
+    /// A number of slots.
+    Count(u32),
 }
 
 impl Key {
@@ -281,14 +315,16 @@ impl Key {
             Key::ClusterIp(_) => SetName::ClusterIps,
             Key::Hairpin(..) => SetName::HairpinConnections,
             Key::Service(_) => SetName::ServiceIps,
+            Key::Pick(_) => SetName::Picks,
             Key::NoEndpoint(_) => SetName::NoEndpointServices,
+            Key::NoLocalEndpoint(_) => SetName::NoLocalEndpointServices,
             Key::Endpoint(..) => SetName::Endpoints,
         }
     }
 
     /// Its fields, of the types that the set declares.
     pub fn fields(&self) -> impl Iterator<Item = KeyField> {
-        use KeyField::{Address, Mark, Port, Protocol};
+        use KeyField::{Address, Count, Mark, Port, Protocol};
         let frontend = |f: &Frontend| {
             [Some(Address(f.address)), Some(Protocol(f.protocol)), Some(Port(f.port))]
         };
@@ -300,7 +336,8 @@ impl Key {
                 Some(Protocol(*protocol)),
                 Some(Port(*port)),
             ],
-            Key::Service(f) | Key::NoEndpoint(f) => {
+            Key::Pick(count) => [Some(Count(*count)), None, None, None],
+            Key::Service(f) | Key::NoEndpoint(f) | Key::NoLocalEndpoint(f) => {
                 let [address, protocol, port] = frontend(f);
                 [address, protocol, port, None]
             }
@@ -318,17 +355,12 @@ impl Key {
 pub enum Value {
     /// Being there is all.
     Member,
-    /// A verdict, with the service it is for as a comment that `nft list` shows.
-    Verdict(Verdict, Arc<ServicePortName>),
+    /// A frontend of this service, which `nft list` shows as a comment.
+    Unserved(Arc<ServicePortName>),
+    /// How many slots a frontend of this service has.
+    Slots(u32, Arc<ServicePortName>),
+    /// Go on in that chain, and do not come back.
+    Goto(ChainName),
     /// Where a slot leads.
     Target(SocketAddr),
-}
-
-/// What a verdict map can say.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// Go on in another chain and do not come back.
-    Goto(ChainName),
-    /// Drop the packet.
-    Drop,
 }

@@ -8,12 +8,12 @@ use std::fmt;
 
 use super::model::{
     Base, Chain, ChainKind, Data, Field, Hook, Key, KeyField, Program, Rule, SetName, Statement,
-    TABLE, Type, Value, Verdict,
+    TABLE, Type, Value,
 };
-use crate::service::IpFamily;
+use crate::service::{IpFamily, ServicePortName};
 
 /// Longer comments are refused by nft.
-pub const COMMENT_LIMIT: usize = 127;
+const COMMENT_LIMIT: usize = 127;
 
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -71,10 +71,12 @@ fn declaration(family: IpFamily, set: SetName) -> String {
         Type::Protocol => "inet_proto",
         Type::Port => "inet_service",
         Type::Mark => "mark",
+        Type::Count => "classid",
     };
     let key = set.key_types().iter().map(name).collect::<Vec<_>>().join(" . ");
     match set.data() {
         Data::Verdict => format!("type {key} : verdict"),
+        Data::Count => format!("type {key} : classid"),
         _ => format!("type {key}"),
     }
 }
@@ -85,20 +87,36 @@ fn element(key: &Key, value: &Value) -> String {
         KeyField::Protocol(protocol) => protocol.to_string(),
         KeyField::Port(port) => port.to_string(),
         KeyField::Mark(slot) => slot.to_string(),
+        KeyField::Count(count) => class(count),
     };
     let key = key.fields().map(field).collect::<Vec<_>>().join(" . ");
     match value {
         Value::Member => key,
-        Value::Target(target) => format!("{key} : {} . {}", target.ip(), target.port()),
-        Value::Verdict(verdict, service) => {
-            let mut comment = service.to_string();
-            comment.truncate(COMMENT_LIMIT);
-            match verdict {
-                Verdict::Goto(chain) => format!("{key} comment \"{comment}\" : goto {chain}"),
-                Verdict::Drop => format!("{key} comment \"{comment}\" : drop"),
-            }
+        Value::Unserved(service) => format!("{key} comment \"{}\"", comment(service)),
+        Value::Slots(count, service) => {
+            format!("{key} comment \"{}\" : {}", comment(service), class(*count))
         }
+        Value::Goto(chain) => format!("{key} : goto {chain}"),
+        Value::Target(target) => format!("{key} : {} . {}", target.ip(), target.port()),
     }
+}
+
+/// The comment on an element of a service.
+pub fn comment(service: &ServicePortName) -> String {
+    let mut text = service.to_string();
+    text.truncate(COMMENT_LIMIT);
+    text
+}
+
+/// A number of slots as the kernel keeps it. nft cannot read back a priority below 1:0.
+pub fn count_number(count: u32) -> u32 {
+    (1 << 16) + count
+}
+
+/// The same as nft writes it, in hexadecimal.
+fn class(count: u32) -> String {
+    let number = count_number(count);
+    format!("{:x}:{:x}", number >> 16, number & 0xffff)
 }
 
 fn print_chain(f: &mut fmt::Formatter<'_>, family: IpFamily, chain: &Chain) -> fmt::Result {
@@ -136,13 +154,18 @@ fn statement(family: IpFamily, statement: &Statement) -> String {
         Statement::Member(fields, set) => format!("{} @{}", loads(ip, fields), set.name()),
         Statement::SetMark(bits) => format!("meta mark set meta mark | {bits:#010x}"),
         Statement::FlipMark(bits) => format!("meta mark set meta mark ^ {bits:#010x}"),
-        Statement::VerdictMap(fields, map) => format!("{} vmap @{}", loads(ip, fields), map.name()),
+        Statement::RememberCount(fields, map) => {
+            format!("meta priority set {} map @{}", loads(ip, fields), map.name())
+        }
+        Statement::GotoByCount(map) => format!("meta priority vmap @{}", map.name()),
+        Statement::ForgetCount => "meta priority set none".into(),
         Statement::DestinationFromSlot(count, map) => format!(
             "dnat {ip} to {ip} daddr . meta l4proto . th dport . numgen random mod {count} map @{}",
             map.name()
         ),
         Statement::Masquerade => "masquerade fully-random".into(),
         Statement::Reject => "reject".into(),
+        Statement::Drop => "drop".into(),
         Statement::Return => "return".into(),
         Statement::Jump(chain) => format!("jump {chain}"),
     }

@@ -1,8 +1,6 @@
 //! Follows the first packet of a connection through a program, trying every random draw.
 
-use super::model::{
-    Chain, ChainName, Field, Hook, Key, Program, SetName, Statement, Value, Verdict,
-};
+use super::model::{Chain, ChainName, Field, Hook, Key, Program, SetName, Statement, Value};
 use crate::service::Frontend;
 use crate::table::{Origin, Outcome, Packet};
 
@@ -20,7 +18,8 @@ pub fn trace(program: &Program, packet: &Packet) -> Vec<Path> {
     let mut paths = Vec::new();
     let mut draws = Draws::default();
     loop {
-        let mut walk = Walk { program, packet: *packet, mark: 0, forwarded: false, draws };
+        let mut walk =
+            Walk { program, packet: *packet, mark: 0, remembered: None, forwarded: false, draws };
         let outcome = walk.run();
         let one_in = walk.draws.made.iter().map(|draw| u64::from(draw.below)).product();
         paths.push(Path { outcome, one_in });
@@ -73,6 +72,8 @@ struct Walk<'a> {
     program: &'a Program,
     packet: Packet,
     mark: u32,
+    /// The packet's priority, in which we keep a number of slots.
+    remembered: Option<u32>,
     forwarded: bool,
     draws: Draws,
 }
@@ -155,14 +156,25 @@ impl Walk<'_> {
                 self.mark ^= bits;
                 Step::Next
             }
-            Statement::VerdictMap(fields, map) => match self.find(fields, map) {
-                Some(Value::Verdict(Verdict::Goto(chain), _)) => Step::End(self.named(*chain)),
-                Some(Value::Verdict(Verdict::Drop, _)) => Step::End(End::Drop),
+            Statement::RememberCount(fields, map) => match self.find(fields, map) {
+                Some(Value::Slots(count, _)) => {
+                    self.remembered = Some(*count);
+                    Step::Next
+                }
                 _ => Step::NoMatch,
             },
+            Statement::GotoByCount(_) => match self.remembered_chain() {
+                Some(chain) => Step::End(self.named(chain)),
+                None => Step::NoMatch,
+            },
+            Statement::ForgetCount => {
+                self.remembered = None;
+                Step::Next
+            }
             Statement::DestinationFromSlot(count, _) => self.forward(count),
             Statement::Masquerade => Step::End(End::Accept),
             Statement::Reject => Step::End(End::Reject),
+            Statement::Drop => Step::End(End::Drop),
             Statement::Return => Step::End(End::Return),
             Statement::Jump(chain) => match self.named(chain) {
                 End::Return => Step::Next,
@@ -184,6 +196,13 @@ impl Walk<'_> {
         }
     }
 
+    fn remembered_chain(&self) -> Option<ChainName> {
+        match self.program.elements.get(&Key::Pick(self.remembered?)) {
+            Some(Value::Goto(chain)) => Some(*chain),
+            _ => None,
+        }
+    }
+
     fn frontend(&self) -> Frontend {
         let Packet { destination: address, protocol, port, .. } = self.packet;
         Frontend { address, protocol, port }
@@ -199,6 +218,10 @@ impl Walk<'_> {
             ([Field::Destination, Field::Protocol, Field::Port], SetName::NoEndpointServices) => {
                 Key::NoEndpoint(self.frontend())
             }
+            (
+                [Field::Destination, Field::Protocol, Field::Port],
+                SetName::NoLocalEndpointServices,
+            ) => Key::NoLocalEndpoint(self.frontend()),
             (
                 [Field::Source, Field::Destination, Field::Protocol, Field::Port],
                 SetName::HairpinConnections,

@@ -8,10 +8,10 @@ use std::net::IpAddr;
 use roadstead_forwarding::nft::compile::pick_chain;
 use roadstead_forwarding::nft::model::{
     Chain, ChainKind, ChainName, Data, Key, KeyField, Program, SetName, TABLE, Transaction, Type,
-    Value, Verdict,
+    Value,
 };
-use roadstead_forwarding::nft::print::COMMENT_LIMIT;
-use roadstead_forwarding::service::IpFamily;
+use roadstead_forwarding::nft::print::{comment, count_number};
+use roadstead_forwarding::service::{IpFamily, ServicePortName};
 
 use super::expressions::{self, verdict_code};
 use crate::netlink::{APPEND, Attributes, Batch, CREATE};
@@ -89,6 +89,7 @@ fn set(batch: &mut Batch, family: IpFamily, name: SetName, id: u32) {
     const DATA_TYPE: u16 = 6;
     const DATA_LENGTH: u16 = 7;
     const ID: u16 = 10;
+    const USER_DATA: u16 = 13;
     const FLAG_MAP: u32 = 0x8;
     const VERDICT: u32 = 0xffff_ff00;
     batch.message(NEW_SET, CREATE, |message| {
@@ -106,6 +107,11 @@ fn set(batch: &mut Batch, family: IpFamily, name: SetName, id: u32) {
                 message.number(DATA_TYPE, VERDICT);
                 message.number(DATA_LENGTH, 16);
             }
+            Data::Count => {
+                let (kind, length) = concatenation(family, &[Type::Count]);
+                message.number(DATA_TYPE, kind);
+                message.number(DATA_LENGTH, length);
+            }
             Data::Target => {
                 let (kind, length) = concatenation(family, &[Type::Address, Type::Port]);
                 message.number(DATA_TYPE, kind);
@@ -113,7 +119,18 @@ fn set(batch: &mut Batch, family: IpFamily, name: SetName, id: u32) {
             }
         }
         message.number(ID, id);
+        message.put(USER_DATA, &byte_orders(name));
     });
+}
+
+/// A note to nft: whether keys and data are numbers in the machine's own byte order. The kernel
+/// does not care, and of some types nft does not know it.
+fn byte_orders(name: SetName) -> Vec<u8> {
+    const KEY: u8 = 0;
+    const DATA: u8 = 1;
+    let order = |of: u8, host: bool| [[of, 4].as_slice(), &u32::from(host).to_ne_bytes()].concat();
+    let key = order(KEY, name.key_types() == [Type::Count]);
+    [key, order(DATA, name.data() == Data::Count)].concat()
 }
 
 /// The type number and the length of a concatenation: six bits per type, whole words per field.
@@ -124,6 +141,7 @@ fn concatenation(family: IpFamily, types: &[Type]) -> (u32, u32) {
         (Type::Protocol, _) => (12, 4),
         (Type::Port, _) => (13, 4),
         (Type::Mark, _) => (19, 4),
+        (Type::Count, _) => (23, 4),
     };
     let (kind, length) = types
         .iter()
@@ -208,26 +226,28 @@ fn element(item: &mut Attributes<'_>, key: &Key, value: Option<&Value>) {
     item.nest(KEY, |data| data.put(expressions::DATA_VALUE, key_bytes(key).as_slice()));
     match value {
         None | Some(Value::Member) => {}
+        Some(Value::Unserved(service)) => item.put(USER_DATA, &comment_bytes(service)),
+        Some(Value::Slots(count, service)) => {
+            let number = count_number(*count).to_ne_bytes();
+            item.nest(DATA, |data| data.put(expressions::DATA_VALUE, &number));
+            item.put(USER_DATA, &comment_bytes(service));
+        }
+        Some(Value::Goto(chain)) => {
+            item.nest(DATA, |data| verdict_code(data, expressions::GOTO, Some(*chain)));
+        }
         Some(Value::Target(target)) => item.nest(DATA, |data| {
             let mut bytes = Bytes::EMPTY;
             bytes.address(target.ip());
             bytes.word(&target.port().to_be_bytes());
             data.put(expressions::DATA_VALUE, bytes.as_slice());
         }),
-        Some(Value::Verdict(verdict, service)) => {
-            item.nest(DATA, |data| match verdict {
-                Verdict::Goto(chain) => verdict_code(data, expressions::GOTO, Some(*chain)),
-                Verdict::Drop => verdict_code(data, expressions::DROP, None),
-            });
-            item.put(USER_DATA, &comment(service.to_string()));
-        }
     }
 }
 
 /// The form in which nft keeps a comment: a type, a length, the text and a zero.
-fn comment(mut text: String) -> Vec<u8> {
-    text.truncate(COMMENT_LIMIT);
-    let length = u8::try_from(text.len() + 1).expect("just cut");
+fn comment_bytes(service: &ServicePortName) -> Vec<u8> {
+    let text = comment(service);
+    let length = u8::try_from(text.len() + 1).expect("comments are cut in time");
     [&[0, length], text.as_bytes(), &[0]].concat()
 }
 
@@ -240,6 +260,7 @@ fn key_bytes(key: &Key) -> Bytes {
             KeyField::Port(port) => bytes.word(&port.to_be_bytes()),
             // The kernel draws numbers in its own byte order.
             KeyField::Mark(slot) => bytes.word(&slot.to_ne_bytes()),
+            KeyField::Count(count) => bytes.word(&count_number(count).to_ne_bytes()),
         }
     }
     bytes

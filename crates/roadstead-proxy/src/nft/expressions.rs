@@ -14,12 +14,13 @@ use crate::netlink::Attributes;
 pub(super) const DATA_VALUE: u16 = 1;
 const DATA_VERDICT: u16 = 2;
 
-pub(super) const DROP: i32 = 0;
+const DROP: i32 = 0;
 pub(super) const GOTO: i32 = -4;
 const JUMP: i32 = -3;
 const RETURN: i32 = -5;
 
 const VERDICT_REGISTER: u32 = 0;
+const META_PRIORITY: u32 = 2;
 const META_MARK: u32 = 3;
 const META_PROTOCOL: u32 = 16;
 const CT_STATE: u32 = 0;
@@ -61,9 +62,21 @@ pub(super) fn write(rule: &mut Attributes<'_>, family: IpFamily, statement: &Sta
         }
         Statement::SetMark(bits) => change_mark(rule, !bits, *bits),
         Statement::FlipMark(bits) => change_mark(rule, u32::MAX, *bits),
-        Statement::VerdictMap(fields, map) => {
+        Statement::RememberCount(fields, map) => {
             load_all(rule, family, fields);
+            lookup(rule, *map, Some(register(0)));
+            set_meta(rule, META_PRIORITY);
+        }
+        Statement::GotoByCount(map) => {
+            meta(rule, META_PRIORITY, 0);
             lookup(rule, *map, Some(VERDICT_REGISTER));
+        }
+        Statement::ForgetCount => {
+            expression(rule, "immediate", |data| {
+                data.number(1, register(0));
+                data.nest(2, |nest| nest.put(DATA_VALUE, &[0; 4]));
+            });
+            set_meta(rule, META_PRIORITY);
         }
         Statement::DestinationFromSlot(count, map) => {
             let word = load_all(rule, family, &[Field::Destination, Field::Protocol, Field::Port]);
@@ -73,6 +86,7 @@ pub(super) fn write(rule: &mut Attributes<'_>, family: IpFamily, statement: &Sta
         }
         Statement::Masquerade => masquerade(rule),
         Statement::Reject => reject(rule, family),
+        Statement::Drop => immediate(rule, DROP, None),
         Statement::Return => immediate(rule, RETURN, None),
         Statement::Jump(chain) => immediate(rule, JUMP, Some(*chain)),
     }
@@ -179,8 +193,13 @@ fn compare(rule: &mut Attributes<'_>, operator: u32, value: &[u8]) {
 fn change_mark(rule: &mut Attributes<'_>, mask: u32, flip: u32) {
     meta(rule, META_MARK, 0);
     bitwise(rule, &mask.to_ne_bytes(), &flip.to_ne_bytes());
+    set_meta(rule, META_MARK);
+}
+
+/// The packet's property becomes what the first register holds.
+fn set_meta(rule: &mut Attributes<'_>, key: u32) {
     expression(rule, "meta", |data| {
-        data.number(2, META_MARK);
+        data.number(2, key);
         data.number(3, register(0));
     });
 }

@@ -1,0 +1,86 @@
+//! What we write over netlink is what nft would have made of the printed program.
+
+use std::fs;
+
+use ipnet::IpNet;
+use roadstead_api::key::ObjectKey;
+use roadstead_forwarding::nft::compile::compile;
+use roadstead_forwarding::service::{
+    Frontend, Handling, IpFamily, Place, Protocol, ServicePort, ServicePortName, Target,
+};
+use roadstead_forwarding::table::ForwardingTable;
+use roadstead_proxy::nft::NftPlane;
+use roadstead_testkit::netns::{laboratory, run};
+
+fn table(family: IpFamily) -> ForwardingTable {
+    let (networks, address): (&[&str], fn(u8, u8) -> std::net::IpAddr) = match family {
+        IpFamily::V4 => (&["10.244.0.0/16", "10.1.16.0/20"], |net, host| [10, net, 0, host].into()),
+        IpFamily::V6 => (&["fd00:244::/48"], |net, host| {
+            [0xfd00, net.into(), 0, 0, 0, 0, 0, host.into()].into()
+        }),
+    };
+    let networks: Vec<IpNet> = networks.iter().map(|text| text.parse().unwrap()).collect();
+    let mut table = ForwardingTable::new(family, &networks);
+    let target = |host: u8| Target {
+        address: address(244, host),
+        port: 8080,
+        place: if host == 1 { Place::Here } else { Place::Elsewhere },
+    };
+    let mut add = |name: &str, number: u8, protocol, internal| {
+        let name = ServicePortName {
+            namespace: "default".into(),
+            name: name.into(),
+            port: String::new(),
+            protocol,
+        };
+        let frontends = vec![Frontend { address: address(96, number), protocol, port: 80 }];
+        let key = ObjectKey::new("default", name.name.clone());
+        table.replace(&key, vec![(name, ServicePort { frontends, internal })]);
+    };
+    add("web", 1, Protocol::Tcp, Handling::Forward((1..=17).map(target).collect()));
+    add("dns", 2, Protocol::Udp, Handling::Forward(vec![target(1)]));
+    add("sig", 3, Protocol::Sctp, Handling::Forward(vec![target(1), target(2)]));
+    add("none", 4, Protocol::Tcp, Handling::Reject);
+    add("far", 5, Protocol::Tcp, Handling::Drop);
+    add(&"n".repeat(200), 6, Protocol::Tcp, Handling::Reject);
+    table
+}
+
+/// The listing, but for the two ways of declaring slots and writing their numbers.
+fn listing() -> String {
+    let mut lines = Vec::new();
+    let mut in_endpoints = false;
+    for line in run("nft --numeric-protocol list ruleset").lines() {
+        in_endpoints = line.contains("map endpoints") || (in_endpoints && line != "\t}");
+        if in_endpoints && line.contains("type") {
+            continue;
+        }
+        lines.push(if in_endpoints { slots_in_decimal(line) } else { line.to_owned() });
+    }
+    lines.join("\n")
+}
+
+fn slots_in_decimal(line: &str) -> String {
+    let word = |word: &str| match word.strip_prefix("0x").map(|hex| u32::from_str_radix(hex, 16)) {
+        Some(Ok(number)) => number.to_string(),
+        _ => word.to_owned(),
+    };
+    line.split_whitespace().map(word).collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn netlink_and_text_make_the_same_rules() {
+    laboratory(|| {
+        for family in [IpFamily::V4, IpFamily::V6] {
+            let table = table(family);
+            fs::write("/run/program.nft", compile(&table).to_string()).unwrap();
+            run("nft -f /run/program.nft");
+            let from_text = listing();
+            run("nft flush ruleset");
+            NftPlane::open().unwrap().commit(&table, Default::default()).unwrap();
+            assert_eq!(listing(), from_text, "{family:?}");
+            run("nft -j list ruleset");
+            run("nft flush ruleset");
+        }
+    });
+}

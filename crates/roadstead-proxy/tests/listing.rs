@@ -1,6 +1,7 @@
 //! What we write over netlink is what nft would have made of the printed program.
 
 use std::fs;
+use std::net::IpAddr;
 
 use ipnet::IpNet;
 use roadstead_api::key::ObjectKey;
@@ -13,11 +14,15 @@ use roadstead_proxy::nft::NftPlane;
 use roadstead_testkit::netns::{laboratory, run};
 
 fn table(family: IpFamily) -> ForwardingTable {
-    let (networks, address): (&[&str], fn(u8, u8) -> std::net::IpAddr) = match family {
-        IpFamily::V4 => (&["10.244.0.0/16", "10.1.16.0/20"], |net, host| [10, net, 0, host].into()),
-        IpFamily::V6 => (&["fd00:244::/48"], |net, host| {
-            [0xfd00, net.into(), 0, 0, 0, 0, 0, host.into()].into()
-        }),
+    let networks: &[&str] = match family {
+        IpFamily::V4 => &["10.244.0.0/16", "10.1.16.0/20"],
+        IpFamily::V6 => &["fd00:244::/48"],
+    };
+    let address = |net: u8, host: u8| -> IpAddr {
+        match family {
+            IpFamily::V4 => [10, net, 0, host].into(),
+            IpFamily::V6 => [0xfd00, net.into(), 0, 0, 0, 0, 0, host.into()].into(),
+        }
     };
     let networks: Vec<IpNet> = networks.iter().map(|text| text.parse().unwrap()).collect();
     let mut table = ForwardingTable::new(family, &networks);

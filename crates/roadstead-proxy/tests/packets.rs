@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -28,27 +28,28 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 struct Pod {
     name: String,
     address: Ipv4Addr,
+    v6: Ipv6Addr,
 }
 
 fn start_pod(number: u8) -> Pod {
-    let (name, address) = make_pod(number);
+    let (name, address, v6) = make_pod(number);
     let (tcp, udp) = inside(&name, || {
-        (TcpListener::bind(("0.0.0.0", PORT)).unwrap(), UdpSocket::bind(("0.0.0.0", PORT)).unwrap())
+        (TcpListener::bind(("::", PORT)).unwrap(), UdpSocket::bind(("::", PORT)).unwrap())
     });
     let own = name.clone();
     thread::spawn(move || {
         for connection in tcp.incoming().flatten() {
-            let peer = connection.peer_addr().map(|peer| peer.ip());
+            let peer = connection.peer_addr().map(|peer| peer.ip().to_canonical());
             let _ = peer.and_then(|peer| write!(&connection, "{own} {peer}"));
         }
     });
     let own = name.clone();
     thread::spawn(move || {
         while let Ok((_, peer)) = udp.recv_from(&mut [0; 64]) {
-            let _ = udp.send_to(format!("{own} {}", peer.ip()).as_bytes(), peer);
+            let _ = udp.send_to(format!("{own} {}", peer.ip().to_canonical()).as_bytes(), peer);
         }
     });
-    Pod { name, address }
+    Pod { name, address, v6 }
 }
 
 /// Connects once; returns who answered and whom they saw.
@@ -59,7 +60,8 @@ fn call(protocol: &str, frontend: SocketAddr) -> io::Result<(String, IpAddr)> {
         connection.set_read_timeout(Some(TIMEOUT))?;
         connection.read_to_string(&mut answer)?;
     } else {
-        let socket = UdpSocket::bind(("0.0.0.0", 0))?;
+        let any = if frontend.is_ipv4() { "0.0.0.0" } else { "::" };
+        let socket = UdpSocket::bind((any, 0))?;
         socket.set_read_timeout(Some(TIMEOUT))?;
         socket.connect(frontend)?;
         socket.send(b"hello")?;
@@ -93,7 +95,7 @@ fn counts(
 }
 
 fn agent() -> Agent {
-    let cluster_networks = vec!["10.244.0.0/16".parse().unwrap()];
+    let cluster_networks = vec!["10.244.0.0/16".parse().unwrap(), "fd00:244::/48".parse().unwrap()];
     Agent::new(Config { node_name: NODE.into(), cluster_networks, ..Config::default() }).unwrap()
 }
 
@@ -111,20 +113,22 @@ fn service_object(name: &str, address: &str) -> Value {
     })
 }
 
-fn slice(service: &str, addresses: &[Ipv4Addr]) -> Change<EndpointSlice> {
+fn slice<A: Into<IpAddr> + Copy>(service: &str, addresses: &[A]) -> Change<EndpointSlice> {
     Change::Set(Arc::new(serde_json::from_value(slice_object(service, addresses)).unwrap()))
 }
 
-fn slice_object(service: &str, addresses: &[Ipv4Addr]) -> Value {
+fn slice_object<A: Into<IpAddr> + Copy>(service: &str, addresses: &[A]) -> Value {
+    let addresses: Vec<IpAddr> = addresses.iter().map(|address| (*address).into()).collect();
+    let family = if addresses.iter().any(IpAddr::is_ipv6) { "IPv6" } else { "IPv4" };
     let port = |protocol: &str| json!({"name": protocol.to_lowercase(), "port": PORT, "protocol": protocol});
-    let endpoint = |address: &Ipv4Addr| json!({"addresses": [address.to_string()], "nodeName": NODE, "conditions": {"ready": true}});
+    let endpoint = |address: &IpAddr| json!({"addresses": [address.to_string()], "nodeName": NODE, "conditions": {"ready": true}});
     json!({
         "metadata": {
             "namespace": "default",
-            "name": format!("{service}-1"),
+            "name": format!("{service}-{family}").to_lowercase(),
             "labels": {"kubernetes.io/service-name": service},
         },
-        "addressType": "IPv4",
+        "addressType": family,
         "ports": [port("TCP"), port("UDP")],
         "endpoints": addresses.iter().map(endpoint).collect::<Vec<_>>(),
     })
@@ -236,7 +240,7 @@ fn without_endpoints_connections_are_refused() {
         agent.observe_slice(&slice("empty", &[pod.address]));
         agent.commit().unwrap();
         assert_eq!(call("TCP", frontend("10.96.0.30:80")).unwrap().0, "pod-2", "served now");
-        agent.observe_slice(&slice("empty", &[]));
+        agent.observe_slice(&slice::<Ipv4Addr>("empty", &[]));
         agent.commit().unwrap();
         refused(None, "TCP", "10.96.0.30:80");
     });
@@ -255,6 +259,34 @@ fn a_pod_reaches_itself_through_its_service() {
             let (name, peer) =
                 inside("pod-2", || call(protocol, frontend("10.96.0.20:80"))).unwrap();
             assert_eq!((name.as_str(), peer), ("pod-2", Ipv4Addr::new(10, 244, 0, 1).into()));
+        }
+    });
+}
+
+#[test]
+fn the_other_family() {
+    laboratory(|| {
+        make_node();
+        let pods = [2, 3].map(start_pod);
+        let mut agent = agent();
+        agent.observe_service(&service("web", "fd00:96::20"));
+        agent.observe_slice(&slice("web", &pods.each_ref().map(|pod| pod.v6)));
+        agent.observe_service(&service("own", "fd00:96::21"));
+        agent.observe_slice(&slice("own", &[pods[0].v6]));
+        agent.observe_service(&service("empty", "fd00:96::30"));
+        agent.commit().unwrap();
+        let node: IpAddr = "fd00:244::1".parse().unwrap();
+        for protocol in ["TCP", "UDP"] {
+            for from in [None, Some("pod-2"), Some("outside")] {
+                let counts = counts(from, protocol, frontend("[fd00:96::20]:80"), 60);
+                assert_eq!(counts.len(), 2, "{from:?} {protocol}: {counts:?}");
+            }
+            let own = frontend("[fd00:96::21]:80");
+            assert_eq!(inside("pod-2", || call(protocol, own)).unwrap().1, node, "to itself");
+            assert_eq!(inside("outside", || call(protocol, own)).unwrap().1, node, "masqueraded");
+            assert_eq!(inside("pod-3", || call(protocol, own)).unwrap().1, pods[1].v6, "as it is");
+            let refused = inside("pod-3", || call(protocol, frontend("[fd00:96::30]:80")));
+            assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
         }
     });
 }

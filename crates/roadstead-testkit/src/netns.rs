@@ -5,7 +5,7 @@
 //! leaves behind (links, rules, processes) disappears with it.
 
 use std::fs::File;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::process::{Command, Output};
 use std::{env, thread};
 
@@ -97,40 +97,60 @@ pub fn inside<T: Send>(namespace: &str, body: impl FnOnce() -> T + Send) -> T {
 
 /// Turns the laboratory itself into a node: a router with a bridge for its pods.
 ///
-/// The node is 10.244.0.1 to its pods and 192.168.7.1 to a machine outside, the namespace
-/// `outside` with 192.168.7.2, which knows the node as its way to everything.
+/// The node is 10.244.0.1 and fd00:244::1 to its pods; to a machine outside, the namespace
+/// `outside` with 192.168.7.2 and fd00:7::2, it is 192.168.7.1 and fd00:7::1 and the way to
+/// everything.
 pub fn make_node() {
-    for setting in ["ip_forward=1", "conf/all/send_redirects=0", "conf/default/send_redirects=0"] {
+    for setting in [
+        "ipv4/ip_forward=1",
+        "ipv4/conf/all/send_redirects=0",
+        "ipv4/conf/default/send_redirects=0",
+        "ipv6/conf/all/forwarding=1",
+    ] {
         let (name, value) = setting.split_once('=').expect("written that way");
-        run(&format!("echo {value} > /proc/sys/net/ipv4/{name}"));
+        run(&format!("echo {value} > /proc/sys/net/{name}"));
     }
     run("ip link add bridge0 type bridge && ip link set bridge0 up");
     run("ip address add 10.244.0.1/24 dev bridge0");
+    run("ip address add fd00:244::1/64 dev bridge0 nodad");
     // A real node has a default route, without which it could not even try to reach a ClusterIP.
     run("ip route add default via 10.244.0.254");
+    run("ip route add default via fd00:244::fe");
     run("ip netns add outside && ip link add outside0 type veth peer name eth0 netns outside");
     run("ip address add 192.168.7.1/24 dev outside0 && ip link set outside0 up");
+    run("ip address add fd00:7::1/64 dev outside0 nodad");
     run("ip -n outside address add 192.168.7.2/24 dev eth0 && ip -n outside link set eth0 up");
+    run("ip -n outside address add fd00:7::2/64 dev eth0 nodad");
     run("ip -n outside link set lo up && ip -n outside route add default via 192.168.7.1");
+    run("ip -n outside route add default via fd00:7::1");
 }
 
-/// Adds a pod to the node: the namespace `pod-N` with the address 10.244.0.N.
+/// Adds a pod to the node: the namespace `pod-N` with the addresses 10.244.0.N and fd00:244::N
+/// (N written in hexadecimal there).
 ///
 /// The pod sends everything through the node, so translated answers pass it on their way back
 /// even when both ends are on the same bridge.
-pub fn make_pod(number: u8) -> (String, Ipv4Addr) {
-    let (name, address) = (format!("pod-{number}"), Ipv4Addr::new(10, 244, 0, number));
+pub fn make_pod(number: u8) -> (String, Ipv4Addr, Ipv6Addr) {
+    let name = format!("pod-{number}");
+    let v4 = Ipv4Addr::new(10, 244, 0, number);
+    let v6 = Ipv6Addr::new(0xfd00, 0x244, 0, 0, 0, 0, 0, number.into());
     run(&format!("ip netns add {name}"));
+    // Nobody may tell the pod of a shorter way than the one through the node.
+    let redirects = "/proc/sys/net/ipv6/conf/default/accept_redirects";
+    run(&format!("ip netns exec {name} sh -c 'echo 0 > {redirects}'"));
     run(&format!("ip link add veth{number} type veth peer name eth0 netns {name}"));
     run(&format!("ip link set veth{number} master bridge0 up"));
     // Where br_netfilter is active, a pod that calls itself through its Service comes back out of
     // the port it went in by. Every network plugin allows that.
     run(&format!("ip link set veth{number} type bridge_slave hairpin on"));
-    run(&format!("ip -n {name} address add {address}/32 dev eth0"));
+    run(&format!("ip -n {name} address add {v4}/32 dev eth0"));
+    run(&format!("ip -n {name} address add {v6}/128 dev eth0 nodad"));
     run(&format!("ip -n {name} link set eth0 up && ip -n {name} link set lo up"));
-    run(&format!("ip -n {name} route add 10.244.0.1 dev eth0 scope link"));
-    run(&format!("ip -n {name} route add default via 10.244.0.1"));
-    (name, address)
+    for gateway in ["10.244.0.1", "fd00:244::1"] {
+        run(&format!("ip -n {name} route add {gateway} dev eth0"));
+        run(&format!("ip -n {name} route add default via {gateway} dev eth0"));
+    }
+    (name, v4, v6)
 }
 
 #[cfg(test)]

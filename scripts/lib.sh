@@ -40,10 +40,3 @@ need_build_tools() {
     command -v cargo >/dev/null 2>&1 || fail "no Rust toolchain: install one, 1.95 or later (rustup or your distribution)"
     need cc gcc || fail "a C compiler is needed to build the TLS library"
 }
-
-# kubectl before 1.27 checks manifests against a document that the server does not have yet.
-apply_flags() {
-    minor=$(kubectl version --client -o json 2>/dev/null | jq -r '.clientVersion.minor' | tr -dc 0-9)
-    [ "${minor:-0}" -lt 27 ] && echo --validate=false
-    return 0
-}

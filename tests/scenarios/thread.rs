@@ -71,7 +71,7 @@ fn spread_evenly(kubectl: &Kubectl, service: &str) {
     let names: Vec<_> = pods(kubectl).into_keys().collect();
     assert_eq!(counts.keys().copied().collect::<Vec<_>>(), names);
     assert!(counts.values().all(|count| (60..=140).contains(count)), "{counts:?}");
-    println!("300 requests: {counts:?}");
+    eprintln!("300 requests: {counts:?}");
 }
 
 fn named(kubectl: &Kubectl, service: &str) {
@@ -98,7 +98,7 @@ fn failing_probe(kubectl: &Kubectl, frontend: &str) {
     let failed = Instant::now();
     eventually("out of the slice", SECOND, || ready(kubectl), |text| !text.contains(&address));
     eventually("out of the kernel", SECOND, kernel, |text| !text.contains(&address));
-    println!(
+    eprintln!(
         "probe failed after {:?}, out of the kernel {:?} later",
         failed - begin,
         failed.elapsed()
@@ -120,7 +120,7 @@ fn deleted_pod(kubectl: &Kubectl, frontend: &str) {
     let begin = Instant::now();
     eventually("out of the slice", SECOND, || ready(kubectl), |text| !text.contains(&address));
     eventually("out of the kernel", SECOND, kernel, |text| !text.contains(&address));
-    println!("deleted pod out of the kernel after {:?}", begin.elapsed());
+    eprintln!("deleted pod out of the kernel after {:?}", begin.elapsed());
     while begin.elapsed() < 4 * SECOND {
         assert_ne!(get(frontend, "/").expect("no request fails"), name);
     }

@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use roadstead_testkit::kubectl::eventually;
+use roadstead_testkit::kubectl::{Kubectl, eventually};
 use roadstead_testkit::netns::laboratory_of;
 
 use crate::process::Roadstead;
@@ -17,7 +17,7 @@ fn everyday_commands() {
         assert!(nodes.contains("node") && nodes.contains("Ready"), "{nodes}");
 
         let watching = Command::new("timeout")
-            .args(["12", "kubectl", "get", "services", "-w"])
+            .args(["12", &Kubectl::program(), "get", "services", "-w"])
             .env("KUBECONFIG", roadstead.kubeconfig())
             .stdout(Stdio::piped())
             .spawn()

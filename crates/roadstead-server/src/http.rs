@@ -1,15 +1,16 @@
 //! From an HTTP request to the function that answers it.
 
 use std::convert::Infallible;
+use std::pin::pin;
 use std::sync::Arc;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures::StreamExt;
 use http::header::{ACCEPT, CONTENT_TYPE, HeaderValue, WARNING};
 use http::{Method, Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, Full, LengthLimitError, Limited, StreamBody};
+use http_body_util::{BodyExt, Full, StreamBody};
 use serde_json::{Value, json};
 
 use crate::api::{Api, User};
@@ -20,7 +21,7 @@ use crate::registry::Resource;
 use crate::request::{Query, Target};
 use crate::view::View;
 use crate::write::{Part, Written};
-use crate::{authorize, body, discovery, object, read, scale, watch, write};
+use crate::{authorize, body, discovery, object, openapi, read, scale, watch, write};
 
 /// The body of every answer.
 pub type Body = UnsyncBoxBody<Bytes, Infallible>;
@@ -103,6 +104,15 @@ fn fixed(api: &Api, path: &str, accept: &str) -> Option<Response<Body>> {
         ["apis", group, version] => {
             discovery::resources(&api.registry, group, version).and_then(json)
         }
+        ["openapi", "v2"] => {
+            let protobuf = accept.contains("protobuf");
+            let mut response = ok(api.documents.v2(&api.registry, protobuf));
+            if protobuf {
+                let media_type = HeaderValue::from_static(openapi::V2_PROTOBUF);
+                response.headers_mut().insert(CONTENT_TYPE, media_type);
+            }
+            Some(response)
+        }
         ["openapi", "v3"] => json(api.documents.index(&api.registry)),
         ["openapi", "v3", ..] => {
             let path = path.trim_matches('/').strip_prefix("openapi/v3/")?;
@@ -130,11 +140,25 @@ where
     B: http_body::Body<Data = Bytes> + Send,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    match Limited::new(body, body::LIMIT).collect().await {
-        Ok(collected) => Ok(collected.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(ApiError::too_large(body::LIMIT)),
-        Err(error) => Err(ApiError::bad_request(format!("the body could not be read: {error}"))),
+    let mut body = pin!(body);
+    let mut bytes = BytesMut::new();
+    let mut size = 0;
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| {
+            let error = error.into();
+            ApiError::bad_request(format!("the body could not be read: {error}"))
+        })?;
+        let Ok(data) = frame.into_data() else { continue };
+        size += data.len();
+        match size {
+            _ if size <= body::LIMIT => bytes.extend_from_slice(&data),
+            // A client that is still sending would not hear the answer: let it finish, if it does
+            // so in reasonable time.
+            _ if size <= 8 * body::LIMIT => bytes.clear(),
+            _ => break,
+        }
     }
+    if size > body::LIMIT { Err(ApiError::too_large(body::LIMIT)) } else { Ok(bytes.freeze()) }
 }
 
 /// A request about objects, taken apart.

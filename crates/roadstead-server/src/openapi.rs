@@ -1,13 +1,22 @@
-//! OpenAPI v3 documents, made from the schema when somebody asks for them.
+//! OpenAPI documents, made from the schema when somebody asks for them: v3 for each group and
+//! version, and one of v2 for kubectl before 1.27.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Mutex, PoisonError};
 
 use bytes::Bytes;
-use roadstead_api::schema::{Definition, Field, ListKind, Schema, Type, TypeId};
-use serde_json::{Value, json};
+use roadstead_api::schema::{Schema, Type, TypeId};
+use serde_json::{Map, Value, json};
 
 use crate::registry::{Registry, Resource};
+
+mod gnostic;
+mod types;
+
+use types::Style;
+
+/// The media type of v2 in protobuf. Clients ask with an `@`, which their own parsers refuse.
+pub const V2_PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
 
 /// The documents that have been asked for.
 #[derive(Default)]
@@ -24,6 +33,17 @@ impl Documents {
             (path, json!({"serverRelativeURL": url}))
         });
         json!({"paths": paths.collect::<BTreeMap<_, _>>()})
+    }
+
+    /// `/openapi/v2`, in protobuf or JSON.
+    pub fn v2(&self, registry: &Registry, protobuf: bool) -> Bytes {
+        let mut documents = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = if protobuf { "v2 protobuf" } else { "v2" };
+        let make = || match (make_v2(registry), protobuf) {
+            (document, true) => gnostic::encode(&document),
+            (document, false) => document.to_string().into(),
+        };
+        documents.entry(name.to_owned()).or_insert_with(make).clone()
     }
 
     /// `/openapi/v3/PATH`: the document of one group and version.
@@ -47,24 +67,40 @@ fn path_of(group: &str, version: &str) -> String {
 
 fn make(registry: &Registry, group: &str, version: &str) -> Value {
     let schema = Schema::kubernetes();
-    let mut needed = BTreeSet::new();
-    let mut paths = serde_json::Map::new();
+    let mut paths = Map::new();
     let resources = registry.iter();
-    for resource in resources.filter(|r| r.info().group == group && r.info().version == version) {
-        collect(schema, resource.type_id, &mut needed);
-        operations(schema, resource, &mut paths);
-    }
-    let components = needed.iter().map(|name| {
-        let id = schema.named(name).expect("collected from the schema");
-        (name.clone(), definition(schema, schema.get(id)))
-    });
-    let components: serde_json::Map<_, _> = components.collect();
+    let resources = resources.filter(|r| r.info().group == group && r.info().version == version);
+    let resources: Vec<_> = resources.collect();
+    resources.iter().for_each(|resource| operations(schema, resource, &mut paths));
     json!({
         "openapi": "3.0.0",
         "info": {"title": "Kubernetes", "version": "v1.37.0"},
         "paths": paths,
-        "components": {"schemas": components},
+        "components": {"schemas": definitions(schema, &resources, Style::V3)},
     })
+}
+
+/// Enough of v2 that old clients can check manifests: all types, no operations.
+fn make_v2(registry: &Registry) -> Value {
+    let resources: Vec<_> = registry.iter().collect();
+    json!({
+        "swagger": "2.0",
+        "info": {"title": "Kubernetes", "version": "v1.37.0"},
+        "paths": {},
+        "definitions": definitions(Schema::kubernetes(), &resources, Style::V2),
+    })
+}
+
+/// All types that the kinds need.
+fn definitions(schema: &Schema, resources: &[&Resource], style: Style) -> Map<String, Value> {
+    let mut needed = BTreeSet::new();
+    resources.iter().for_each(|resource| collect(schema, resource.type_id, &mut needed));
+    let named = needed.into_iter().map(|name| {
+        let id = schema.named(&name).expect("collected from the schema");
+        let value = types::definition(schema, schema.get(id), style);
+        (name, value)
+    });
+    named.collect()
 }
 
 fn collect(schema: &Schema, id: TypeId, needed: &mut BTreeSet<String>) {
@@ -84,7 +120,7 @@ fn collect(schema: &Schema, id: TypeId, needed: &mut BTreeSet<String>) {
 }
 
 /// Enough of the paths that kubectl finds what it can do with a kind.
-fn operations(schema: &Schema, resource: &Resource, paths: &mut serde_json::Map<String, Value>) {
+fn operations(schema: &Schema, resource: &Resource, paths: &mut Map<String, Value>) {
     let info = resource.info();
     let gvk = json!({"group": info.group, "version": info.version, "kind": info.kind});
     let parameters: Vec<_> = ["dryRun", "fieldManager", "fieldValidation"]
@@ -125,86 +161,4 @@ fn operations(schema: &Schema, resource: &Resource, paths: &mut serde_json::Map<
         json!({"get": operation("get", None), "put": operation("put", Some(&body)),
             "patch": operation("patch", Some(&patch_body)), "delete": operation("delete", None)}),
     );
-}
-
-fn definition(schema: &Schema, definition: &Definition) -> Value {
-    let mut value = match &definition.ty {
-        Type::Object(_) => {
-            let properties: serde_json::Map<_, _> = definition
-                .fields
-                .iter()
-                .map(|(name, field)| (name.clone(), property(schema, field)))
-                .collect();
-            let required = definition.fields.iter().filter(|(_, field)| field.required);
-            let required: Vec<_> = required.map(|(name, _)| name).collect();
-            let mut value = json!({"type": "object", "properties": properties});
-            if !required.is_empty() {
-                value["required"] = json!(required);
-            }
-            value
-        }
-        simple => type_value(schema, simple),
-    };
-    if let Some((group, version, kind)) = &definition.gvk {
-        value["x-kubernetes-group-version-kind"] =
-            json!([{"group": group, "version": version, "kind": kind}]);
-    }
-    value
-}
-
-fn property(schema: &Schema, field: &Field) -> Value {
-    let mut value = type_value(schema, &field.ty);
-    if let Some(default) = &field.default {
-        value["default"] = default.clone();
-    }
-    if let Some(list) = field.list {
-        value["x-kubernetes-list-type"] = match list {
-            ListKind::Atomic => "atomic",
-            ListKind::Set => "set",
-            ListKind::Map => "map",
-        }
-        .into();
-    }
-    if !field.keys.is_empty() {
-        value["x-kubernetes-list-map-keys"] = json!(field.keys);
-    }
-    if let Some(key) = &field.merge_key {
-        value["x-kubernetes-patch-merge-key"] = key.clone().into();
-    }
-    if field.merges || field.retain_keys {
-        value["x-kubernetes-patch-strategy"] = match (field.merges, field.retain_keys) {
-            (true, true) => "merge,retainKeys",
-            (true, false) => "merge",
-            _ => "retainKeys",
-        }
-        .into();
-    }
-    if field.atomic {
-        value["x-kubernetes-map-type"] = "atomic".into();
-    }
-    value
-}
-
-fn type_value(schema: &Schema, ty: &Type) -> Value {
-    match ty {
-        Type::String => json!({"type": "string"}),
-        Type::Bytes => json!({"type": "string", "format": "byte"}),
-        Type::Time => json!({"type": "string", "format": "date-time"}),
-        Type::Boolean => json!({"type": "boolean"}),
-        Type::Int32 => json!({"type": "integer", "format": "int32"}),
-        Type::Int64 => json!({"type": "integer", "format": "int64"}),
-        Type::Number => json!({"type": "number", "format": "double"}),
-        Type::IntOrString => {
-            json!({"format": "int-or-string", "oneOf": [{"type": "integer"}, {"type": "string"}]})
-        }
-        Type::Any => json!({"type": "object"}),
-        Type::Object(id) => {
-            let name = &schema.get(*id).name;
-            json!({"allOf": [{"$ref": format!("#/components/schemas/{name}")}]})
-        }
-        Type::List(element) => json!({"type": "array", "items": type_value(schema, element)}),
-        Type::Map(element) => {
-            json!({"type": "object", "additionalProperties": type_value(schema, element)})
-        }
-    }
 }

@@ -9,19 +9,18 @@ pub struct Kubectl {
     kubeconfig: PathBuf,
     /// Where kubectl keeps its caches: apart from those of the user.
     home: tempfile::TempDir,
-    minor: u32,
 }
 
 impl Kubectl {
-    /// Uses the kubectl of the machine, or the one that `ROADSTEAD_KUBECTL` names.
+    /// Uses [`Kubectl::program`].
     pub fn new(kubeconfig: impl Into<PathBuf>) -> Self {
         let home = tempfile::tempdir().expect("a temporary directory can be made");
-        let mut kubectl = Self { kubeconfig: kubeconfig.into(), home, minor: 0 };
-        let version = kubectl.run("version --client -o json");
-        let version: serde_json::Value = serde_json::from_str(&version).unwrap_or_default();
-        let minor = version["clientVersion"]["minor"].as_str().unwrap_or("0");
-        kubectl.minor = minor.trim_end_matches('+').parse().unwrap_or(0);
-        kubectl
+        Self { kubeconfig: kubeconfig.into(), home }
+    }
+
+    /// The program: the machine's own, or the one that `ROADSTEAD_KUBECTL` names.
+    pub fn program() -> String {
+        std::env::var("ROADSTEAD_KUBECTL").unwrap_or_else(|_| "kubectl".into())
     }
 
     /// Runs a command, which must succeed; returns what it printed.
@@ -59,16 +58,13 @@ impl Kubectl {
                 .expect("a temporary file can be written");
             path.display().to_string()
         };
-        // Before 1.27 kubectl validates against OpenAPI v2.
-        let validate = if self.minor < 27 { "--validate=false " } else { "" };
-        format!("apply {validate}-f {file}")
+        format!("apply -f {file}")
     }
 
     /// Runs a command and returns whatever came of it.
     pub fn try_run(&self, command: &str) -> Output {
-        let program = std::env::var("ROADSTEAD_KUBECTL").unwrap_or_else(|_| "kubectl".into());
         Command::new("sh")
-            .args(["-c", &format!("{program} {command}")])
+            .args(["-c", &format!("{} {command}", Self::program())])
             .env("KUBECONFIG", &self.kubeconfig)
             .env("HOME", self.home.path())
             .output()

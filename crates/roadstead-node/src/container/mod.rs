@@ -69,25 +69,32 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// The process that has this number now; one that only waits to be reaped is none.
+    /// The process that has this number now, even if it only waits to be reaped.
     pub(crate) fn of(pid: i32) -> io::Result<Self> {
+        Self::look(pid).map(|(identity, _)| identity)
+    }
+
+    /// Whether that process still runs.
+    pub(crate) fn is_alive(&self) -> bool {
+        Self::look(self.pid).is_ok_and(|(now, state)| now == *self && !matches!(state, b'Z' | b'X'))
+    }
+
+    /// The process and its state, a letter.
+    fn look(pid: i32) -> io::Result<(Self, u8)> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
         // The command's name comes second and may contain anything; then the state, and as the
         // 22nd the start time.
         let after_name = stat.rsplit_once(')').map(|(_, rest)| rest).unwrap_or_default();
         let mut fields = after_name.split_whitespace();
-        if matches!(fields.next(), None | Some("Z" | "X")) {
-            return Err(io::ErrorKind::NotFound.into());
-        }
+        let state = fields.next().and_then(|state| state.bytes().next());
         let started = fields.nth(18).and_then(|text| text.parse().ok());
-        let started = started.ok_or_else(|| io::Error::other("cannot read the start time"))?;
-        Ok(Self { pid, started, boot: boot.trim().into() })
-    }
-
-    /// Whether that process still runs.
-    pub(crate) fn is_alive(&self) -> bool {
-        Self::of(self.pid).is_ok_and(|now| now == *self)
+        match (state, started) {
+            (Some(state), Some(started)) => {
+                Ok((Self { pid, started, boot: boot.trim().into() }, state))
+            }
+            _ => Err(io::Error::other("cannot read the process's state")),
+        }
     }
 }
 

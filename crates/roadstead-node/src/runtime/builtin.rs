@@ -57,7 +57,8 @@ struct Container {
     directory: PathBuf,
     running: Running,
     monitor: OwnedFd,
-    init: OwnedFd,
+    /// `None` if it has ended before we could look.
+    init: Option<OwnedFd>,
     /// To be reaped if it is our own child, and not adopted from an earlier agent.
     child: Mutex<Option<Child>>,
 }
@@ -161,7 +162,7 @@ impl BuiltinRuntime {
             all.map(|(_, container)| container).collect()
         };
         for container in containers {
-            let _ = pidfd_send_signal(&container.init, Signal::KILL);
+            container.kill();
             if time::timeout(KILLED_WITHIN, container.ended()).await.is_err() {
                 warn!(pid = container.running.init.pid, "a container does not die");
             }
@@ -211,12 +212,11 @@ impl PodRuntime for BuiltinRuntime {
 
     fn stop(&self, pod: &PodName, container: &str, how: Stop) {
         let Some(container) = self.container(pod, container) else { return };
-        // The monitor passes signals on, and the kernel ends a container with its process 1. Both
-        // may have ended already.
-        let _ = match how {
-            Stop::Gracefully => pidfd_send_signal(&container.monitor, Signal::TERM),
-            Stop::Now => pidfd_send_signal(&container.init, Signal::KILL),
-        };
+        match how {
+            // The monitor passes it on, or has ended already.
+            Stop::Gracefully => drop(pidfd_send_signal(&container.monitor, Signal::TERM)),
+            Stop::Now => container.kill(),
+        }
     }
 
     async fn remove_sandbox(&self, pod: &PodName) -> Result<(), NodeError> {
@@ -263,7 +263,7 @@ impl State {
                 cut_off => {
                     // Without its network it is of no use.
                     if let Some(container) = cut_off {
-                        let _ = pidfd_send_signal(&container.init, Signal::KILL);
+                        container.kill();
                     }
                     RecoveredState::Exited(read_exit(&directory, &running))
                 }
@@ -283,7 +283,7 @@ impl Container {
         Ok(Self {
             directory: directory.to_owned(),
             monitor: open(running.monitor.pid)?,
-            init: open(running.init.pid)?,
+            init: open(running.init.pid).ok(),
             running,
             child: Mutex::new(child),
         })
@@ -298,6 +298,13 @@ impl Container {
 
     fn started(&self) -> StartedContainer {
         StartedContainer { id: self.running.id.clone(), since: self.running.started_at }
+    }
+
+    /// Ends process 1, and with it the kernel ends the container.
+    fn kill(&self) {
+        if let Some(init) = &self.init {
+            let _ = pidfd_send_signal(init, Signal::KILL);
+        }
     }
 
     async fn ended(&self) -> Exit {

@@ -1,0 +1,184 @@
+//! A few lines of API server: objects by path, merge patches, and a watch on pods.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures::{StreamExt, stream};
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use kube::Client;
+use kube::client::Body;
+use serde_json::{Value, json};
+use tokio::sync::broadcast;
+
+type Answer = Response<UnsyncBoxBody<Bytes, Infallible>>;
+
+/// The objects, and what was asked.
+#[derive(Clone)]
+pub struct FakeApi {
+    state: Arc<Mutex<State>>,
+    changes: broadcast::Sender<Value>,
+}
+
+#[derive(Default)]
+struct State {
+    revision: u64,
+    objects: BTreeMap<String, Value>,
+    deletions: Vec<(String, Value)>,
+}
+
+impl FakeApi {
+    pub fn new() -> Self {
+        Self { state: Arc::default(), changes: broadcast::channel(1024).0 }
+    }
+
+    pub fn client(&self) -> Client {
+        let api = self.clone();
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let api = api.clone();
+            async move { Ok::<_, Infallible>(api.answer(request).await) }
+        });
+        Client::new(service, "default")
+    }
+
+    /// Creates or replaces an object.
+    pub fn put(&self, path: &str, mut object: Value) {
+        let mut state = self.state.lock().unwrap();
+        state.revision += 1;
+        object["metadata"]["resourceVersion"] = json!(state.revision.to_string());
+        let known = state.objects.insert(path.into(), object.clone());
+        let kind = if known.is_some() { "MODIFIED" } else { "ADDED" };
+        if path.contains("/pods/") {
+            let _ = self.changes.send(json!({"type": kind, "object": object}));
+        }
+    }
+
+    pub fn get(&self, path: &str) -> Option<Value> {
+        self.state.lock().unwrap().objects.get(path).cloned()
+    }
+
+    /// Merges into an object, as a user would.
+    pub fn patch(&self, path: &str, patch: &Value) -> Option<Value> {
+        let mut object = self.get(path)?;
+        merge(&mut object, patch);
+        self.put(path, object);
+        self.get(path)
+    }
+
+    pub fn delete(&self, path: &str) -> Option<Value> {
+        let mut state = self.state.lock().unwrap();
+        let object = state.objects.remove(path)?;
+        let _ = self.changes.send(json!({"type": "DELETED", "object": object}));
+        Some(object)
+    }
+
+    /// The DELETE requests so far: paths and bodies.
+    pub fn deletions(&self) -> Vec<(String, Value)> {
+        self.state.lock().unwrap().deletions.clone()
+    }
+
+    /// The reasons of all events, in the order of their creation.
+    pub fn event_reasons(&self) -> Vec<String> {
+        let state = self.state.lock().unwrap();
+        let events = state.objects.iter().filter(|(path, _)| path.contains("/events/"));
+        let mut events: Vec<_> = events.map(|(_, event)| event.clone()).collect();
+        let order = |event: &Value| {
+            let name = event["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+            name.rsplit('.').next().map(str::to_owned)
+        };
+        events.sort_by_key(order);
+        events.iter().map(|event| event["reason"].as_str().unwrap_or_default().into()).collect()
+    }
+
+    /// Waits until the object satisfies a condition; returns it.
+    pub async fn until(&self, path: &str, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
+        let end = Instant::now() + Duration::from_secs(10);
+        loop {
+            let object = self.get(path).unwrap_or(Value::Null);
+            if holds(&object) {
+                return object;
+            }
+            assert!(Instant::now() < end, "{path} is never {what}: {object:#}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    async fn answer(&self, request: Request<Body>) -> Answer {
+        let path = request.uri().path().to_owned();
+        let query = request.uri().query().unwrap_or_default().to_owned();
+        let method = request.method().clone();
+        let body = request.into_body().collect().await.unwrap().to_bytes();
+        let body: Value = serde_json::from_slice(&body).unwrap_or(Value::Null);
+        if path == "/api/v1/pods" {
+            assert!(query.contains("spec.nodeName"), "{query}");
+            return if query.contains("watch=true") { self.watch() } else { self.list() };
+        }
+        let object = path.strip_suffix("/status").unwrap_or(&path).to_owned();
+        let found = match method {
+            Method::GET => self.get(&object),
+            Method::PATCH => self.patch(&object, &body),
+            Method::POST => {
+                let name = body["metadata"]["name"].as_str().unwrap_or_default();
+                let path = format!("{path}/{name}");
+                self.put(&path, body.clone());
+                self.get(&path)
+            }
+            Method::DELETE => {
+                self.state.lock().unwrap().deletions.push((object.clone(), body));
+                self.delete(&object)
+            }
+            _ => None,
+        };
+        match found {
+            Some(object) => reply(StatusCode::OK, &object),
+            None => reply(
+                StatusCode::NOT_FOUND,
+                &json!({"kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound"}),
+            ),
+        }
+    }
+
+    fn list(&self) -> Answer {
+        let state = self.state.lock().unwrap();
+        let pods = state.objects.iter().filter(|(path, _)| path.contains("/pods/"));
+        let items: Vec<_> = pods.map(|(_, pod)| pod.clone()).collect();
+        let list = json!({"kind": "PodList", "apiVersion": "v1", "items": items,
+                          "metadata": {"resourceVersion": state.revision.to_string()}});
+        reply(StatusCode::OK, &list)
+    }
+
+    fn watch(&self) -> Answer {
+        let changes = stream::unfold(self.changes.subscribe(), async |mut changes| {
+            let change = changes.recv().await.ok()?;
+            Some((format!("{change}\n"), changes))
+        });
+        let frames = changes.map(|line| Ok(http_body::Frame::data(Bytes::from(line))));
+        Response::new(StreamBody::new(frames).boxed_unsync())
+    }
+}
+
+fn reply(code: StatusCode, object: &Value) -> Answer {
+    let body = Full::new(Bytes::from(object.to_string()));
+    let answer = Response::builder().status(code).header("content-type", "application/json");
+    answer.body(body.boxed_unsync()).unwrap()
+}
+
+fn merge(target: &mut Value, patch: &Value) {
+    let Value::Object(patch) = patch else {
+        *target = patch.clone();
+        return;
+    };
+    if !target.is_object() {
+        *target = json!({});
+    }
+    for (name, value) in patch {
+        match value {
+            Value::Null => drop(target.as_object_mut().unwrap().remove(name)),
+            _ => merge(&mut target[name.as_str()], value),
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! The agent's loop against a few lines of API server: with a fake runtime, and once with the
+//! built-in one on a real kernel (layer L4).
+
+mod fake_api;
+mod fake_runtime;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use fake_api::FakeApi;
+use fake_runtime::FakeRuntime;
+use roadstead_node::agent::run_with;
+use roadstead_node::config::{Config, DEFAULT_BRIDGE};
+use roadstead_node::runtime::builtin::{BuiltinRuntime, cleanup};
+use roadstead_node::runtime::{PodName, PodRuntime, RecoveredPod};
+use roadstead_testkit::netns::{laboratory, run};
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+const WEB: &str = "/api/v1/namespaces/default/pods/web";
+
+fn config() -> Config {
+    Config {
+        node_name: "node".into(),
+        bridge: DEFAULT_BRIDGE.into(),
+        pod_cidr: "10.244.0.0/24".parse().unwrap(),
+        service_cidr: "10.96.0.0/12".parse().unwrap(),
+        cluster_dns: [10, 96, 0, 10].into(),
+        cluster_domain: "cluster.local".into(),
+        state_dir: "/run/state".into(),
+        internal_ip: [192, 0, 2, 1].into(),
+    }
+}
+
+/// A pod named web with one container.
+fn pod(image: &str, container: &Value) -> Value {
+    let mut container = container.clone();
+    container["name"] = json!("main");
+    container["image"] = json!(image);
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "web", "namespace": "default", "uid": "u1"},
+        "spec": {"nodeName": "node", "containers": [container], "terminationGracePeriodSeconds": 1},
+    })
+}
+
+struct Agent {
+    stop: CancellationToken,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Agent {
+    fn start(api: &FakeApi, runtime: impl PodRuntime) -> Self {
+        let stop = CancellationToken::new();
+        let running = run_with(api.client(), config(), runtime, stop.clone());
+        let task = tokio::spawn(async move { running.await.unwrap() });
+        Self { stop, task }
+    }
+
+    async fn stop(self) {
+        self.stop.cancel();
+        self.task.await.unwrap();
+    }
+}
+
+fn condition<'a>(pod: &'a Value, type_: &str) -> &'a str {
+    let conditions = pod["status"]["conditions"].as_array();
+    let found = conditions.into_iter().flatten().find(|condition| condition["type"] == type_);
+    found.and_then(|condition| condition["status"].as_str()).unwrap_or("none")
+}
+
+fn is_ready(pod: &Value) -> bool {
+    condition(pod, "Ready") == "True"
+}
+
+#[tokio::test]
+async fn the_node_registers_itself() {
+    let api = FakeApi::new();
+    let agent = Agent::start(&api, FakeRuntime::default());
+    let lease = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/node";
+    api.until(lease, "renewed", |lease| lease["spec"]["holderIdentity"] == "node").await;
+    let node = api.get("/api/v1/nodes/node").unwrap();
+    assert_eq!(node["metadata"]["labels"]["kubernetes.io/hostname"], "node");
+    assert_eq!(node["spec"]["podCIDR"], "10.244.0.0/24");
+    assert_eq!(condition(&node, "Ready"), "True");
+    assert_eq!(node["status"]["nodeInfo"]["kubeletVersion"], "v1.37.0+roadstead");
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn the_life_of_a_pod() {
+    let api = FakeApi::new();
+    let runtime = FakeRuntime::default();
+    let agent = Agent::start(&api, runtime.clone());
+    api.put(WEB, pod("roadstead/echo", &json!({})));
+    let running = api.until(WEB, "ready", is_ready).await;
+    let status = &running["status"];
+    assert_eq!((&status["phase"], &status["podIP"]), (&json!("Running"), &json!("10.244.0.2")));
+    assert_eq!(status["hostIP"], "192.0.2.1");
+    assert_eq!(status["containerStatuses"][0]["containerID"], "roadstead://web-main-0");
+
+    runtime.end("web", "main", 1);
+    let restarted = |pod: &Value| is_ready(pod) && restarts(pod) == 1;
+    let again = api.until(WEB, "restarted", restarted).await;
+    let last = &again["status"]["containerStatuses"][0]["lastState"]["terminated"];
+    assert_eq!((&last["exitCode"], &last["reason"]), (&json!(1), &json!("Error")));
+
+    runtime.end("web", "main", 2);
+    let waits = |pod: &Value| waiting(pod) == "CrashLoopBackOff";
+    let broken = api.until(WEB, "backing off", waits).await;
+    assert_eq!(broken["status"]["phase"], "Running");
+    assert_eq!(condition(&broken, "Ready"), "False");
+
+    let deletion = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z",
+                                       "deletionGracePeriodSeconds": 1}});
+    api.patch(WEB, &deletion);
+    api.until(WEB, "gone", Value::is_null).await;
+    let (_, options) = &api.deletions()[0];
+    assert_eq!(options["gracePeriodSeconds"], 0);
+    assert_eq!(options["preconditions"]["uid"], "u1");
+    let want =
+        ["sandbox web", "start web/main", "start web/main", "remove sandbox web", "remove web"];
+    assert_eq!(runtime.calls(), want);
+    let reasons = ["Pulled", "Created", "Started", "Pulled", "Created", "Started", "BackOff"];
+    let unique: Vec<_> = api.event_reasons();
+    assert!(reasons.iter().all(|reason| unique.iter().any(|seen| seen == reason)), "{unique:?}");
+    agent.stop().await;
+}
+
+fn restarts(pod: &Value) -> i64 {
+    pod["status"]["containerStatuses"][0]["restartCount"].as_i64().unwrap_or(-1)
+}
+
+fn waiting(pod: &Value) -> &str {
+    pod["status"]["containerStatuses"][0]["state"]["waiting"]["reason"].as_str().unwrap_or("")
+}
+
+#[tokio::test]
+async fn a_container_that_does_not_listen_is_killed_after_the_grace_period() {
+    let api = FakeApi::new();
+    let runtime = FakeRuntime::default();
+    let agent = Agent::start(&api, runtime.clone());
+    api.put(WEB, pod("roadstead/echo", &json!({})));
+    api.until(WEB, "ready", is_ready).await;
+    let began = Instant::now();
+    api.patch(WEB, &json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(is_ready(&api.get(WEB).unwrap()), "as long as it runs");
+    api.until(WEB, "gone", Value::is_null).await;
+    assert!(began.elapsed() >= Duration::from_secs(1), "{:?}", began.elapsed());
+    let stops: Vec<_> =
+        runtime.calls().into_iter().filter(|call| call.starts_with("stop")).collect();
+    assert_eq!(stops, ["stop web/main Gracefully", "stop web/main Now"]);
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn a_missing_image_is_reported_and_tried_again_when_it_changes() {
+    let api = FakeApi::new();
+    let agent = Agent::start(&api, FakeRuntime::default());
+    api.put(WEB, pod("missing", &json!({})));
+    let stuck = api.until(WEB, "stuck", |pod| waiting(pod) == "ErrImagePull").await;
+    assert_eq!(stuck["status"]["phase"], "Pending");
+    let spec = pod("roadstead/echo", &json!({}));
+    api.patch(WEB, &json!({"spec": spec["spec"]}));
+    api.until(WEB, "ready", is_ready).await;
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn pods_that_were_deleted_meanwhile_are_removed() {
+    let name = PodName { namespace: "default".into(), name: "old".into(), uid: "u0".into() };
+    let old = RecoveredPod { pod: name, address: None, containers: BTreeMap::new() };
+    let runtime = FakeRuntime::with_recovered(vec![old]);
+    let agent = Agent::start(&FakeApi::new(), runtime.clone());
+    let end = Instant::now() + Duration::from_secs(5);
+    while runtime.calls() != ["remove old"] {
+        assert!(Instant::now() < end, "{:?}", runtime.calls());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    agent.stop().await;
+}
+
+/// The example beside this test's own executable.
+fn executable() -> PathBuf {
+    let own = std::env::current_exe().unwrap();
+    let path = own.parent().unwrap().parent().unwrap().join("examples/applets");
+    assert!(path.exists(), "{} is missing: build the examples first", path.display());
+    path
+}
+
+fn curl(url: &str) -> String {
+    run(&format!("{} --roadstead-applet curl -s {url}", Path::new(&executable()).display()))
+}
+
+#[test]
+fn readiness_and_liveness_of_a_real_pod() {
+    laboratory(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(probed());
+    });
+}
+
+async fn probed() {
+    let api = FakeApi::new();
+    let runtime = BuiltinRuntime::start(&config(), executable()).await.unwrap();
+    let agent = Agent::start(&api, runtime);
+    let probe = |failures: u32| {
+        json!({"httpGet": {"path": "/healthz", "port": 8080}, "periodSeconds": 1,
+               "failureThreshold": failures})
+    };
+    let began = Instant::now();
+    let container = json!({"readinessProbe": probe(1), "livenessProbe": probe(3)});
+    api.put(WEB, pod("roadstead/echo", &container));
+    let ready = api.until(WEB, "ready", is_ready).await;
+    eprintln!("from the pod's creation to ready: {:?}", began.elapsed());
+    let address = ready["status"]["podIP"].as_str().unwrap().to_owned();
+    assert_eq!(curl(&format!("{address}:8080/")), "web");
+
+    curl(&format!("{address}:8080/fail"));
+    api.until(WEB, "not ready", |pod| condition(pod, "Ready") == "False").await;
+    let restarted = |pod: &Value| is_ready(pod) && restarts(pod) == 1;
+    api.until(WEB, "restarted by its liveness probe", restarted).await;
+    let reasons = api.event_reasons();
+    assert!(reasons.contains(&"Unhealthy".into()) && reasons.contains(&"Killing".into()));
+
+    // The agent goes and comes: the pod does not notice.
+    agent.stop().await;
+    assert_eq!(curl(&format!("{address}:8080/")), "web");
+    let runtime = BuiltinRuntime::start(&config(), executable()).await.unwrap();
+    let agent = Agent::start(&api, runtime);
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let pod = api.get(WEB).unwrap();
+    assert_eq!((is_ready(&pod), restarts(&pod)), (true, 1));
+
+    api.patch(WEB, &json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}));
+    api.until(WEB, "gone", Value::is_null).await;
+    assert_eq!(run("ip -br link show type veth | wc -l"), "0");
+    agent.stop().await;
+    cleanup(&config()).await.unwrap();
+}

@@ -77,7 +77,7 @@ impl<R: PodRuntime> Pods<R> {
         let mut changes = informer(api, watcher::Config::default().fields(&fields));
         loop {
             tokio::select! {
-                () = stop.cancelled() => return,
+                () = stop.cancelled() => return self.workers.shutdown().await,
                 Some(change) = changes.next() => self.observe(change),
                 // A worker that panicked takes the agent with it.
                 Some(ended) = self.workers.join_next() => if ended.is_err() { return },

@@ -148,6 +148,7 @@ fn two_pods_talk() {
 
         let route = run("ip route get 10.96.0.1");
         assert!(route.contains("dev roadstead0 src 10.244.0.1"), "{route}");
+        drop(runtime);
         cleanup(&config).await.unwrap();
     });
 }
@@ -168,6 +169,7 @@ fn a_container_sees_only_its_own_files_and_processes() {
         assert_eq!(look("ls proc | grep -c '^[0-9]'"), "2", "process 1 and the server");
         assert_eq!(look("tr '\\0' ' ' < proc/2/cmdline").trim(), "/bin/echo");
         assert!(!try_run(&format!("echo x > {root}/bin/roadstead")).status.success(), "read-only");
+        drop(runtime);
         cleanup(&config).await.unwrap();
     });
 }
@@ -187,6 +189,7 @@ fn containers_end_as_they_are_told() {
         let exit = runtime.wait(&name("done"), "main").await;
         assert_eq!((exit.code, exit.reason.as_str()), (0, "Completed"));
         assert_eq!(processes(), [""; 0]);
+        drop(runtime);
         cleanup(&config).await.unwrap();
     });
 }
@@ -210,6 +213,7 @@ fn what_cannot_start_says_why() {
         let error = runtime.start(wrong).await.unwrap_err();
         assert!(error.to_string().contains("run /bin/echo"), "{error}");
         assert_eq!(processes(), [""; 0]);
+        drop(runtime);
         cleanup(&config).await.unwrap();
     });
 }
@@ -241,6 +245,7 @@ fn the_next_agent_finds_what_this_one_left() {
         assert_eq!(fresh, IpAddr::from([10, 244, 0, 5]), "no address is given twice");
         second.stop(&name("stays"), "main", Stop::Gracefully);
         assert_eq!(second.wait(&name("stays"), "main").await.code, 143, "adopted");
+        drop(second);
         cleanup(&config).await.unwrap();
     });
 }
@@ -257,6 +262,8 @@ fn cleanup_leaves_nothing() {
         assert_eq!(processes().len(), 6);
         assert_eq!(run("ip -br link show type veth | wc -l"), "2");
 
+        assert!(cleanup(&config).await.is_err(), "not while an agent runs");
+        drop(runtime);
         cleanup(&config).await.unwrap();
         assert_eq!(processes(), [""; 0]);
         assert_eq!(run("ip -br link | wc -l"), "1", "only lo: {}", run("ip -br link"));

@@ -177,9 +177,13 @@ fn fetch(options: &Options) -> Result<(), CurlError> {
     let timed_out = || {
         error(28, format!("Operation timed out after {} milliseconds", begun.elapsed().as_millis()))
     };
-    let patience = left().ok_or_else(timed_out)?.min(Duration::from_secs(5));
+    // A question may be repeated once, and that must fit into the time as well.
+    let patience = (left().ok_or_else(timed_out)? / 2).min(Duration::from_secs(5));
     let addresses = Resolver::of_system(patience).addresses(&host);
-    let addresses = addresses.map_err(|_| error(6, format!("Could not resolve host: {host}")))?;
+    let addresses = addresses.map_err(|_| match left() {
+        Some(_) => error(6, format!("Could not resolve host: {host}")),
+        None => timed_out(),
+    })?;
     let mut stream = None;
     let mut failure = error(6, format!("Could not resolve host: {host}"));
     for address in addresses {

@@ -67,14 +67,15 @@ impl BuiltinRuntime {
     /// Sets the network up and takes over what an earlier agent left. Containers are made from
     /// `executable`, which must call [`crate::applet::applet_main`] first in its `main`.
     pub async fn start(config: &Config, executable: PathBuf) -> Result<Self, NodeError> {
-        Network::of(config).set_up().await?;
-        Self::take_over(config, executable).await
+        let runtime = Self::take_over(config, executable).await?;
+        runtime.network.set_up().await?;
+        Ok(runtime)
     }
 
     /// Finds what is there already.
     async fn take_over(config: &Config, executable: PathBuf) -> Result<Self, NodeError> {
-        let disk = Disk::new(&config.state_dir);
-        disk.prepare().map_err(|source| NodeError::State { path: disk.root().into(), source })?;
+        let disk = Disk::open(&config.state_dir)
+            .map_err(|source| NodeError::State { path: config.state_dir.clone(), source })?;
         let network = Network::of(config);
         let mut state = State {
             pool: AddressPool::new(config.pod_cidr),
@@ -379,15 +380,15 @@ fn launch(executable: &Path, recipe: &Recipe) -> Result<Container, String> {
 }
 
 /// Removes everything that the agent has made on this machine: processes, namespaces, links,
-/// routes and files. The API objects stay.
+/// routes and files. The API objects stay. Fails if an agent still runs.
 pub async fn cleanup(config: &Config) -> Result<(), NodeError> {
-    let disk = Disk::new(&config.state_dir);
-    if disk.root().exists() {
+    if config.state_dir.exists() {
         let runtime = BuiltinRuntime::take_over(config, PathBuf::new()).await?;
         for recovered in runtime.recovered() {
             runtime.remove(&recovered.pod).await?;
         }
+        let removed = runtime.disk.remove_all();
+        removed.map_err(|source| NodeError::State { path: config.state_dir.clone(), source })?;
     }
-    Network::of(config).tear_down().await?;
-    disk.remove_all().map_err(|source| NodeError::State { path: disk.root().into(), source })
+    Network::of(config).tear_down().await
 }

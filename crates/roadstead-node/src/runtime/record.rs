@@ -3,7 +3,7 @@
 //! `netns/roadstead-<uid>` is a pod's network, `pods/<uid>/pod.json` says which pod it is,
 //! `pods/<uid>/<container>/` holds what [`crate::container`] writes, and `logs/` the logs.
 
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::io;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -14,11 +14,14 @@ use super::PodName;
 use crate::container::{read_json, write_json};
 
 const POD: &str = "pod.json";
+const LOCK: &str = "lock";
+const DIRECTORIES: [&str; 3] = ["netns", "pods", "logs"];
 
-/// The directory of the agent's state.
-#[derive(Clone, Debug)]
+/// The directory of the agent's state, which is ours alone as long as this lives.
+#[derive(Debug)]
 pub(super) struct Disk {
     root: PathBuf,
+    _lock: File,
 }
 
 /// A pod on the disk.
@@ -38,8 +41,17 @@ pub(super) enum NetworkRecord {
 }
 
 impl Disk {
-    pub(super) fn new(root: &Path) -> Self {
-        Self { root: root.to_owned() }
+    /// Makes the directory and takes hold of it; fails if another agent has it.
+    pub(super) fn open(root: &Path) -> io::Result<Self> {
+        for name in DIRECTORIES {
+            fs::create_dir_all(root.join(name))?;
+        }
+        let lock = File::create(root.join(LOCK))?;
+        lock.try_lock().map_err(|error| match error {
+            TryLockError::WouldBlock => io::Error::other("another node agent uses it"),
+            TryLockError::Error(error) => error,
+        })?;
+        Ok(Self { root: root.to_owned(), _lock: lock })
     }
 
     pub(super) fn root(&self) -> &Path {
@@ -64,12 +76,6 @@ impl Disk {
 
     pub(super) fn log(&self, pod: &PodName, container: &str, restarts: i32) -> PathBuf {
         self.pod_logs(pod).join(container).join(format!("{restarts}.log"))
-    }
-
-    pub(super) fn prepare(&self) -> io::Result<()> {
-        ["netns", "pods", "logs"]
-            .iter()
-            .try_for_each(|name| fs::create_dir_all(self.root.join(name)))
     }
 
     pub(super) fn save(&self, record: &PodRecord) -> io::Result<()> {
@@ -121,14 +127,11 @@ impl Disk {
         Ok(())
     }
 
-    /// Removes the directories, which must be empty of pods.
+    /// Removes everything; the pods must be gone.
     pub(super) fn remove_all(&self) -> io::Result<()> {
-        for name in ["netns", "pods", "logs"] {
-            match fs::remove_dir_all(self.root.join(name)) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
+        for name in DIRECTORIES {
+            fs::remove_dir_all(self.root.join(name))?;
         }
-        Ok(())
+        fs::remove_file(self.root.join(LOCK))
     }
 }

@@ -22,8 +22,11 @@ pub struct FakeRuntime {
 #[derive(Default)]
 struct State {
     calls: Vec<String>,
-    running: HashMap<(String, String), (StartedContainer, watch::Sender<Option<i32>>)>,
+    running: HashMap<(String, String), Running>,
 }
+
+/// A run, and what ends it.
+type Running = (StartedContainer, watch::Sender<Option<i32>>);
 
 impl FakeRuntime {
     pub fn with_recovered(recovered: Vec<RecoveredPod>) -> Self {

@@ -25,6 +25,7 @@ mod lifecycle;
 mod machine;
 mod network;
 mod order;
+mod pod_api;
 mod probe;
 mod prober;
 mod recovery;

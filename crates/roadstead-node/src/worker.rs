@@ -8,9 +8,7 @@ use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Container, Pod, PodStatus};
-use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
-use kube::{Api, Client};
-use serde_json::json;
+use kube::Client;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{self, Instant};
 use tokio_util::task::AbortOnDropHandle;
@@ -28,12 +26,10 @@ use crate::runtime::{
     Stop,
 };
 use crate::status::plan_status;
-use crate::{backoff, recovery};
+use crate::{backoff, pod_api, recovery};
 
 /// After a failure of the API or of the runtime.
 const RETRY: Duration = Duration::from_secs(1);
-/// An API call that takes longer has failed.
-const API_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What all workers share.
 pub(crate) struct Context<R> {
@@ -455,10 +451,6 @@ impl<R: PodRuntime> Worker<R> {
         }
     }
 
-    fn api(&self) -> Api<Pod> {
-        Api::namespaced(self.context.client.clone(), &self.name.namespace)
-    }
-
     /// Writes the status if it is not what we wrote last.
     async fn write_status(&mut self) {
         let now = Instant::now();
@@ -472,24 +464,13 @@ impl<R: PodRuntime> Worker<R> {
         if self.written.as_ref() == Some(&status) {
             return;
         }
-        // The uid makes sure that it is this pod, and not its successor of the same name.
-        let patch = Patch::Merge(json!({"metadata": {"uid": self.name.uid}, "status": status}));
-        let (api, params) = (self.api(), PatchParams::default());
-        let call = api.patch_status(&self.name.name, &params, &patch);
-        match time::timeout(API_TIMEOUT, call).await {
-            Ok(Ok(_)) => self.written = Some(status),
-            Ok(Err(kube::Error::Api(answer))) if matches!(answer.code, 404 | 409) => {
-                debug!(pod = %self.title(), "the pod is gone or another");
-                self.written = Some(status);
+        match pod_api::write_status(&self.context.client, &self.name, &status).await {
+            Ok(()) => self.written = Some(status),
+            Err(error) => {
+                warn!(pod = %self.title(), error, "cannot write the status, will retry");
+                self.write_again_at = Some(Instant::now() + RETRY);
             }
-            Ok(Err(error)) => self.write_later(&error.to_string()),
-            Err(_) => self.write_later("no answer"),
         }
-    }
-
-    fn write_later(&mut self, error: &str) {
-        warn!(pod = %self.title(), error, "cannot write the status, will retry");
-        self.write_again_at = Some(Instant::now() + RETRY);
     }
 
     /// Forgets the pod, and lets the API forget it.
@@ -504,27 +485,12 @@ impl<R: PodRuntime> Worker<R> {
         if self.presence == Presence::Gone {
             return Progress::Finished;
         }
-        let uid = Some(self.name.uid.clone());
-        let params = DeleteParams {
-            grace_period_seconds: Some(0),
-            preconditions: Some(Preconditions { uid, resource_version: None }),
-            ..DeleteParams::default()
-        };
-        match time::timeout(API_TIMEOUT, self.api().delete(&self.name.name, &params)).await {
-            Ok(Ok(_)) => Progress::Finished,
-            Ok(Err(kube::Error::Api(answer))) if matches!(answer.code, 404 | 409) => {
-                Progress::Finished
-            }
-            other => {
-                let error = other.map_or("no answer".into(), |result| match result {
-                    Ok(_) => String::new(),
-                    Err(error) => error.to_string(),
-                });
-                warn!(pod = %self.title(), error, "cannot delete the pod, will retry");
-                time::sleep(RETRY).await;
-                Progress::GoingOn
-            }
+        if let Err(error) = pod_api::delete(&self.context.client, &self.name).await {
+            warn!(pod = %self.title(), error, "cannot delete the pod, will retry");
+            time::sleep(RETRY).await;
+            return Progress::GoingOn;
         }
+        Progress::Finished
     }
 }
 

@@ -10,6 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures::future::try_join_all;
 use jiff::Timestamp;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::{task, time};
@@ -384,9 +385,7 @@ fn launch(executable: &Path, recipe: &Recipe) -> Result<Container, String> {
 pub async fn cleanup(config: &Config) -> Result<(), NodeError> {
     if config.state_dir.exists() {
         let runtime = BuiltinRuntime::take_over(config, PathBuf::new()).await?;
-        for recovered in runtime.recovered() {
-            runtime.remove(&recovered.pod).await?;
-        }
+        try_join_all(runtime.recovered.iter().map(|found| runtime.remove(&found.pod))).await?;
         let removed = runtime.disk.remove_all();
         removed.map_err(|source| NodeError::State { path: config.state_dir.clone(), source })?;
     }

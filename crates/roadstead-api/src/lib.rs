@@ -15,5 +15,6 @@ pub mod kinds;
 pub mod look;
 pub mod metadata;
 pub mod names;
+pub mod protobuf;
 pub mod schema;
 pub mod selector;

@@ -1,7 +1,8 @@
-//! The bodies of requests: JSON and YAML into values.
+//! The bodies of requests: JSON, YAML and protobuf into values.
 
 use bytes::Bytes;
 use roadstead_api::look::Look;
+use roadstead_api::protobuf;
 use roadstead_api::schema::decode;
 use serde_json::Value;
 
@@ -13,13 +14,15 @@ use crate::request::Query;
 /// Larger bodies are refused (upstream's limit).
 pub const LIMIT: usize = 3 * 1024 * 1024;
 
-const ACCEPTED: &str = "application/json, application/yaml";
+const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+const ACCEPTED: &str = "application/json, application/yaml, application/vnd.kubernetes.protobuf";
 
 /// What the client sent, by its media type. No media type means JSON.
 pub fn read(media_type: &str, body: &Bytes) -> Result<Value, ApiError> {
     match media_type.split(';').next().unwrap_or("").trim() {
         "" | "application/json" => json(body),
         "application/yaml" => yaml(body),
+        PROTOBUF => protobuf::decode(body).map_err(ApiError::bad_request),
         _ => Err(ApiError::unsupported_media_type(ACCEPTED)),
     }
 }

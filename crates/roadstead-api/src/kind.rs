@@ -81,6 +81,31 @@ impl Info {
         }
     }
 
+    /// With other names that kubectl accepts.
+    pub const fn short(self, short_names: &'static [&'static str]) -> Self {
+        Self { short_names, ..self }
+    }
+
+    /// With a `/status`.
+    pub const fn with_status(self) -> Self {
+        Self { status: true, generation: true, ..self }
+    }
+
+    /// With a `/scale`.
+    pub const fn with_scale(self) -> Self {
+        Self { scale: true, ..self }
+    }
+
+    /// Part of `kubectl get all`.
+    pub const fn in_all(self) -> Self {
+        Self { categories: &["all"], ..self }
+    }
+
+    /// With names such as `system:node`.
+    pub const fn with_path_names(self) -> Self {
+        Self { name_rule: NameRule::Path, ..self }
+    }
+
     /// `v1` or `apps/v1`.
     pub fn api_version(&self) -> String {
         match self.group {
@@ -133,7 +158,7 @@ pub const NAME_AND_AGE: &[Column] = &[Column::text("Name"), Column::text("Age")]
 /// wrong, and how it looks in a table. Unit structs in `kinds/` implement it.
 pub trait Kind: Send + Sync {
     /// Names, scope and shape.
-    fn info(&self) -> &'static Info;
+    fn info(&self) -> &Info;
 
     /// Fills in what the client left out.
     fn default(&self, _object: &mut Value) {}
@@ -153,7 +178,7 @@ pub trait Kind: Send + Sync {
     }
 
     /// The columns of `kubectl get`.
-    fn columns(&self) -> &'static [Column] {
+    fn columns(&self) -> &[Column] {
         NAME_AND_AGE
     }
 

@@ -17,10 +17,11 @@ mod replica_set;
 mod secret;
 mod service;
 mod service_account;
+mod stored;
 
-/// Every kind we serve, in the order of discovery.
-pub fn all() -> &'static [&'static dyn Kind] {
-    &[
+/// Every kind we serve, in the order of discovery: the core group first.
+pub fn all() -> Vec<&'static dyn Kind> {
+    let mut all: Vec<&'static dyn Kind> = vec![
         &config_map::ConfigMap,
         &endpoints::Endpoints,
         &event::Event,
@@ -35,5 +36,7 @@ pub fn all() -> &'static [&'static dyn Kind] {
         &lease::Lease,
         &endpoint_slice::EndpointSlice,
         &ip_address::IpAddress,
-    ]
+    ];
+    all.extend(stored::ALL.iter().map(|kind| kind as &dyn Kind));
+    all
 }

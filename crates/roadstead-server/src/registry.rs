@@ -48,8 +48,8 @@ impl Registry {
     pub fn built_in() -> Self {
         let schema = Schema::kubernetes();
         let resources: Vec<_> = kinds::all()
-            .iter()
-            .map(|&kind| {
+            .into_iter()
+            .map(|kind| {
                 let info = kind.info();
                 let type_id = schema.of_kind(info.group, info.version, info.kind);
                 let type_id = type_id.expect("every kind we serve is in the schema");

@@ -51,6 +51,8 @@ pub struct Info {
     pub delete_returns_object: bool,
     /// What to tell everyone who still uses this kind; empty if nothing is wrong with it.
     pub deprecated: &'static str,
+    /// Whether an object is a question, answered at once and never stored.
+    pub review: bool,
 }
 
 impl Info {
@@ -78,6 +80,7 @@ impl Info {
             create_on_update: false,
             delete_returns_object: false,
             deprecated: "",
+            review: false,
         }
     }
 

@@ -14,6 +14,7 @@ mod node;
 mod pod;
 mod pod_spec;
 mod replica_set;
+mod review;
 mod secret;
 mod service;
 mod service_account;
@@ -38,5 +39,6 @@ pub fn all() -> Vec<&'static dyn Kind> {
         &ip_address::IpAddress,
     ];
     all.extend(stored::ALL.iter().map(|kind| kind as &dyn Kind));
+    all.extend(review::ALL.iter().map(|kind| kind as &dyn Kind));
     all
 }

@@ -8,7 +8,9 @@ use roadstead_api::schema::Schema;
 use roadstead_store::memory::Store;
 
 use crate::openapi::Documents;
+use crate::rbac::Rbac;
 use crate::registry::Registry;
+use crate::tokens::Tokens;
 
 /// What an operator can choose.
 #[derive(Clone, Debug)]
@@ -27,14 +29,22 @@ pub struct Api {
     pub(crate) schema: &'static Schema,
     pub(crate) documents: Documents,
     pub(crate) config: Config,
+    pub(crate) rbac: Rbac,
+    pub(crate) tokens: Tokens,
 }
 
 impl Api {
     /// An API server over a store.
-    pub fn new(store: Arc<Store>, config: Config) -> Arc<Self> {
-        let schema = Schema::kubernetes();
-        let registry = Registry::built_in();
-        Arc::new(Self { store, registry, schema, documents: Documents::default(), config })
+    pub fn new(store: Arc<Store>, config: Config, tokens: Tokens) -> Arc<Self> {
+        Arc::new(Self {
+            rbac: Rbac::new(store.clone()),
+            store,
+            registry: Registry::built_in(),
+            schema: Schema::kubernetes(),
+            documents: Documents::default(),
+            config,
+            tokens,
+        })
     }
 }
 
@@ -56,6 +66,11 @@ impl User {
     /// Somebody without a certificate.
     pub fn anonymous() -> Self {
         Self { name: "system:anonymous".into(), groups: vec!["system:unauthenticated".into()] }
+    }
+
+    /// Whether nobody knows who it is.
+    pub fn is_anonymous(&self) -> bool {
+        self.name.is_empty() || self.name == "system:anonymous"
     }
 
     /// Whether everything is allowed.

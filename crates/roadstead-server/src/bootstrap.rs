@@ -8,6 +8,7 @@ use tracing::warn;
 
 use crate::api::Api;
 use crate::error::ApiError;
+use crate::rbac;
 use crate::write::{self, Part};
 
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
@@ -17,6 +18,9 @@ const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-no
 pub async fn run(api: &Api) -> Result<(), ApiError> {
     for namespace in NAMESPACES {
         ensure(api, "", "v1", "namespaces", "", json!({"metadata": {"name": namespace}})).await?;
+    }
+    for (plural, object) in rbac::bootstrap::objects() {
+        ensure(api, "rbac.authorization.k8s.io", "v1", plural, "", object).await?;
     }
     let first = alloc::nth(api.config.service_range, 1).to_string();
     let service = json!({

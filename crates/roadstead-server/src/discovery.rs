@@ -69,7 +69,7 @@ pub fn resources(registry: &Registry, group: &str, version: &str) -> Option<Valu
     for info in infos(registry, group, version) {
         resources.push(json!({
             "name": info.plural, "singularName": info.singular, "namespaced": info.namespaced,
-            "kind": info.kind, "verbs": VERBS, "shortNames": info.short_names,
+            "kind": info.kind, "verbs": verbs(info), "shortNames": info.short_names,
             "categories": info.categories,
         }));
         for subresource in subresources(info) {
@@ -120,11 +120,15 @@ fn aggregated_resource(info: &Info) -> Value {
         "responseKind": kind(info.group, info.version, info.kind),
         "scope": scope,
         "singularResource": info.singular,
-        "verbs": VERBS,
+        "verbs": verbs(info),
         "shortNames": info.short_names,
         "categories": info.categories,
         "subresources": subresources.collect::<Vec<_>>(),
     })
+}
+
+fn verbs(info: &Info) -> &'static [&'static str] {
+    if info.review { &["create"] } else { &VERBS }
 }
 
 struct Subresource {
@@ -148,6 +152,11 @@ fn subresources(info: &Info) -> Vec<Subresource> {
     match info.plural {
         "pods" => {
             all.push(Subresource { name: "binding", kind: "Binding", gv, verbs: &["create"] });
+        }
+        "serviceaccounts" => {
+            let gv = ("authentication.k8s.io", "v1");
+            let verbs = &["create"];
+            all.push(Subresource { name: "token", kind: "TokenRequest", gv, verbs });
         }
         "namespaces" => {
             let verbs = &["update"];

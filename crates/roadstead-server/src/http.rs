@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt;
-use http::header::{ACCEPT, CONTENT_TYPE, HeaderValue, WARNING};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderValue, WARNING};
 use http::{Method, Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::combinators::UnsyncBoxBody;
@@ -21,7 +21,9 @@ use crate::registry::Resource;
 use crate::request::{Query, Target};
 use crate::view::View;
 use crate::write::{Part, Written};
-use crate::{authorize, body, discovery, object, openapi, read, scale, watch, write};
+use crate::{
+    authorize, body, discovery, object, openapi, read, reviews, scale, tokens, watch, write,
+};
 
 /// The body of every answer.
 pub type Body = UnsyncBoxBody<Bytes, Infallible>;
@@ -32,9 +34,24 @@ where
     B: http_body::Body<Data = Bytes> + Send,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
+    let user = match bearer(&api, &user, &request) {
+        Ok(user) => user,
+        Err(error) => return failure(&error),
+    };
     match answer(&api, &user, request).await {
         Ok(response) => response,
         Err(error) => failure(&error),
+    }
+}
+
+/// Whoever has no certificate may have a token.
+fn bearer<B>(api: &Api, user: &User, request: &Request<B>) -> Result<User, ApiError> {
+    let header = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+    match header.and_then(|header| header.strip_prefix("Bearer ")) {
+        Some(token) if user.is_anonymous() => {
+            api.tokens.authenticate(api, token.trim()).map_err(|_| ApiError::unauthorized())
+        }
+        _ => Ok(user.clone()),
     }
 }
 
@@ -53,17 +70,21 @@ where
     let query = Query::parse(parts.uri.query());
     let header = |name| parts.headers.get(name).and_then(|v: &HeaderValue| v.to_str().ok());
     let accept = header(ACCEPT).unwrap_or("");
-    authorize::path(user, path)?;
     if let Some(response) = fixed(api, path, accept) {
+        authorize::path(api, user, &parts.method, path)?;
         return Ok(response);
+    }
+    if user.is_anonymous() {
+        return Err(ApiError::unauthorized());
     }
     let target = Target::parse(path).ok_or_else(ApiError::no_such_path)?;
     let resource = api.registry.find(target.group, target.version, target.plural);
     let resource = resource.ok_or_else(ApiError::no_such_path)?;
     check_scope(resource, &target, &parts.method)?;
-    authorize::verb(user, &parts.method, resource, &target)?;
+    authorize::verb(api, user, &parts.method, resource, &target, &query)?;
     let call = Call {
         api,
+        user,
         resource,
         target,
         query,
@@ -95,6 +116,8 @@ fn fixed(api: &Api, path: &str, accept: &str) -> Option<Response<Body>> {
             "/readyz", "/version"]})),
         ["healthz" | "livez" | "readyz", ..] => Some(text("ok")),
         ["version"] => json(discovery::version()),
+        ["openid", "v1", "jwks"] => json(api.tokens.key_set()),
+        [".well-known", "openid-configuration"] => json(tokens::discovery()),
         ["api"] if discovery::wants_aggregated(accept) => aggregated(true),
         ["apis"] if discovery::wants_aggregated(accept) => aggregated(false),
         ["api"] => json(discovery::core_versions()),
@@ -164,6 +187,7 @@ where
 /// A request about objects, taken apart.
 struct Call<'a> {
     api: &'a Api,
+    user: &'a User,
     resource: &'a Resource,
     target: Target<'a>,
     query: Query,
@@ -174,6 +198,9 @@ struct Call<'a> {
 
 impl Call<'_> {
     async fn answer(&self, method: &str) -> Result<Response<Body>, ApiError> {
+        if self.resource.info().review {
+            return self.review(method);
+        }
         match (method, self.target.name, self.target.subresource) {
             ("GET", "", _) if self.query.flag("watch") => self.watch(),
             ("GET", "", _) => self.list(),
@@ -182,6 +209,7 @@ impl Call<'_> {
             ("GET", _, "scale") => self.get_scale(),
             ("POST", "", _) => self.create().await,
             ("POST", _, "binding") => self.bind().await,
+            ("POST", _, "token") => self.token(),
             ("PUT", _, "") => self.replace(Part::Main).await,
             ("PUT", _, "status") => self.replace(Part::Status).await,
             ("PUT", _, "scale") => self.replace_scale().await,
@@ -219,8 +247,35 @@ impl Call<'_> {
         Ok((object, warnings))
     }
 
+    /// A question: answered, not stored.
+    fn review(&self, method: &str) -> Result<Response<Body>, ApiError> {
+        if method != "POST" {
+            return Err(ApiError::method_not_allowed());
+        }
+        let (review, _) = self.object()?;
+        let (plural, namespace) = (self.target.plural, self.target.namespace);
+        let answer = reviews::answer(self.api, self.user, plural, namespace, review);
+        Ok(respond(StatusCode::CREATED, answer.to_string()))
+    }
+
+    /// A token for a service account.
+    fn token(&self) -> Result<Response<Body>, ApiError> {
+        if self.resource.bucket != "serviceaccounts" {
+            return Err(ApiError::no_such_path());
+        }
+        let account = object::value(&*read::entry(self.api, self.resource, &self.target)?);
+        let request = body::read(self.media_type, &self.body)?;
+        let issued = self.api.tokens.issue(&account, request)?;
+        Ok(respond(StatusCode::CREATED, issued.to_string()))
+    }
+
+    fn check_escalation(&self, object: &Value) -> Result<(), ApiError> {
+        authorize::escalation(self.api, self.user, self.resource, self.target.namespace, object)
+    }
+
     async fn create(&self) -> Result<Response<Body>, ApiError> {
         let (object, warnings) = self.object()?;
+        self.check_escalation(&object)?;
         let (namespace, dry_run) = (self.target.namespace, self.query.dry_run()?);
         let written = write::create(self.api, self.resource, namespace, object, dry_run).await?;
         Ok(self.wrote(written, warnings))
@@ -228,6 +283,7 @@ impl Call<'_> {
 
     async fn replace(&self, part: Part) -> Result<Response<Body>, ApiError> {
         let (object, warnings) = self.object()?;
+        self.check_escalation(&object)?;
         let Target { namespace, name, .. } = self.target;
         let dry_run = self.query.dry_run()?;
         let change = |_: &Value| Ok(object.clone());
@@ -254,6 +310,7 @@ impl Call<'_> {
         let change = |old: &Value| {
             let mut new = patch.apply(self.api, self.resource, old)?;
             let found = body::decode_as(self.api, self.resource, &self.query, &mut new)?;
+            self.check_escalation(&new)?;
             *warnings.lock().expect("nobody panics with the warnings") = found;
             Ok(new)
         };

@@ -10,6 +10,7 @@ use clap::Parser;
 use ipnet::IpNet;
 use roadstead_server::api::{Api, Config};
 use roadstead_server::identity::{Authority, write_secret};
+use roadstead_server::tokens::Tokens;
 use roadstead_server::{bootstrap, serve};
 use roadstead_store::memory::Store;
 use tokio::net::TcpListener;
@@ -32,6 +33,9 @@ pub struct Args {
     /// Where the addresses of Services come from.
     #[arg(long, default_value = "10.96.0.0/12", value_name = "CIDR")]
     service_cidr: IpNet,
+    /// Tokens that are known from the start: `token,user,uid,"group1,group2"` on each line.
+    #[arg(long, value_name = "FILE")]
+    token_auth_file: Option<PathBuf>,
 }
 
 /// Serves until interrupted.
@@ -42,7 +46,13 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     }
     let stop = crate::cli::interrupted();
     let authority = Authority::ephemeral()?;
-    let server = start(&authority, args.listen, args.service_cidr, None, stop).await?;
+    let mut tokens = Tokens::ephemeral()?;
+    if let Some(path) = &args.token_auth_file {
+        let text = std::fs::read_to_string(path);
+        tokens =
+            tokens.with_file(&text.with_context(|| format!("cannot read {}", path.display()))?);
+    }
+    let server = start(&authority, args.listen, args.service_cidr, None, tokens, stop).await?;
     server.write_kubeconfig(&authority, &args.kubeconfig_out)?;
     let took = begin.elapsed().as_millis();
     eprintln!("ready in {took} ms on https://{}", server.address);
@@ -64,12 +74,13 @@ pub async fn start(
     listen: SocketAddr,
     service_range: IpNet,
     advertise: Option<IpAddr>,
+    tokens: Tokens,
     stop: CancellationToken,
 ) -> anyhow::Result<Server> {
     let listener = bind(listen).await?;
     let address = listener.local_addr().context("a bound socket has an address")?;
     let advertise = advertise.map(|ip| (ip, address.port()));
-    let api = Api::new(Store::new(), Config { service_range, advertise });
+    let api = Api::new(Store::new(), Config { service_range, advertise }, tokens);
     bootstrap::run(&api)
         .await
         .map_err(|error| anyhow::anyhow!("cannot prepare the cluster: {}", error.message))?;

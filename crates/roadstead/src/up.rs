@@ -12,6 +12,7 @@ use roadstead_plan::alloc;
 use roadstead_server::api::User;
 use roadstead_server::identity::Authority;
 use roadstead_server::local::Local;
+use roadstead_server::tokens::Tokens;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
@@ -129,8 +130,10 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let authority = Authority::in_directory(&plan.args.data_dir.join("pki"))?;
     let advertise = privileged.then_some(plan.internal_ip);
     let range = plan.args.service_cidr.into();
+    let tokens = Tokens::in_directory(&plan.args.data_dir.join("pki"))?;
+    let listen = plan.args.listen;
     let server =
-        apiserver::start(&authority, plan.args.listen, range, advertise, stop.clone()).await?;
+        apiserver::start(&authority, listen, range, advertise, tokens, stop.clone()).await?;
     let client = Client::new(Local::new(server.api.clone(), User::component()), "default");
     let mut tasks = Tasks::new(stop.clone());
     let url = server.url();

@@ -1,0 +1,119 @@
+use serde_json::json;
+
+use super::*;
+
+fn policy(objects: &[Value]) -> Policy {
+    let kind = |object: &Value| match object.text("/kind") {
+        "ClusterRole" => 0,
+        "Role" => 1,
+        "ClusterRoleBinding" => 2,
+        _ => 3,
+    };
+    let named = objects.iter().enumerate().map(|(index, object)| {
+        ((kind(object), Arc::from(index.to_string().as_str())), object.clone())
+    });
+    Policy::new(&named.collect())
+}
+
+/// `role:pods get,list` and `bind:where role subject`.
+fn cluster() -> Policy {
+    let role = |kind: &str, namespace: &str, name: &str, rules: Value| json!({"kind": kind, "metadata": {"name": name, "namespace": namespace}, "rules": rules});
+    let bind = |namespace: &str, role_kind: &str, role: &str, kind: &str, name: &str| {
+        let what = if namespace.is_empty() { "ClusterRoleBinding" } else { "RoleBinding" };
+        json!({"kind": what, "metadata": {"name": "b", "namespace": namespace},
+            "roleRef": {"kind": role_kind, "name": role},
+            "subjects": [{"kind": kind, "name": name, "namespace": "default"}]})
+    };
+    let reader =
+        json!([{"verbs": ["get", "list"], "apiGroups": [""], "resources": ["pods", "pods/log"]}]);
+    let one = json!([{"verbs": ["*"], "apiGroups": ["apps"], "resources": ["*"], "resourceNames": ["web"]}]);
+    let scaler = json!([{"verbs": ["update"], "apiGroups": ["*"], "resources": ["*/scale"]}]);
+    let prober = json!([{"verbs": ["get"], "nonResourceURLs": ["/healthz/*", "/metrics"]}]);
+    let mut sum = role("ClusterRole", "", "sum", json!([]));
+    sum["aggregationRule"] = json!({"clusterRoleSelectors": [{"matchLabels": {"into": "sum"}}]});
+    let mut part = role("ClusterRole", "", "part", reader.clone());
+    part["metadata"]["labels"] = json!({"into": "sum"});
+    policy(&[
+        role("ClusterRole", "", "reader", reader),
+        role("Role", "shop", "one", one),
+        role("ClusterRole", "", "scaler", scaler),
+        role("ClusterRole", "", "prober", prober),
+        sum,
+        part,
+        bind("", "ClusterRole", "reader", "User", "anna"),
+        bind("shop", "ClusterRole", "reader", "Group", "shoppers"),
+        bind("shop", "Role", "one", "ServiceAccount", "robot"),
+        bind("", "ClusterRole", "scaler", "User", "sam"),
+        bind("", "ClusterRole", "prober", "User", "pia"),
+        bind("", "ClusterRole", "sum", "User", "sue"),
+    ])
+}
+
+#[test]
+fn roles_allow_what_they_say() {
+    let policy = cluster();
+    // user or group, verb, resource.group, namespace, name
+    let cases = [
+        ("anna get pods default x", true),
+        ("anna get pods/log default x", true),
+        ("anna get pods - -", true),
+        ("anna delete pods default x", false),
+        ("anna get secrets default x", false),
+        ("anna get pods.apps default x", false),
+        ("shoppers list pods shop -", true),
+        ("shoppers list pods default -", false),
+        ("system:serviceaccount:default:robot delete deployments.apps shop web", true),
+        ("system:serviceaccount:default:robot delete deployments.apps shop db", false),
+        ("system:serviceaccount:default:robot list deployments.apps shop -", false),
+        ("sam update deployments/scale.apps default web", true),
+        ("sam update deployments.apps default web", false),
+        ("sue get pods default x", true),
+        ("nobody get pods default x", false),
+    ];
+    for (text, want) in cases {
+        let words: Vec<_> =
+            text.split(' ').map(|word| if word == "-" { "" } else { word }).collect();
+        let [who, verb, resource, namespace, name] = words[..] else { panic!("{text}") };
+        let (resource, group) = resource.split_once('.').unwrap_or((resource, ""));
+        let user = User { name: who.into(), groups: vec![who.into()] };
+        let action = Action { verb, group, resource, namespace, name, path: "" };
+        assert_eq!(policy.allows(&user, &action), want, "{text}");
+    }
+    let pia = User { name: "pia".into(), groups: vec![] };
+    for (path, want) in [("/healthz/ping", true), ("/metrics", true), ("/metrics/x", false)] {
+        let action = Action { verb: "get", path, ..Action::default() };
+        assert_eq!(policy.allows(&pia, &action), want, "{path}");
+    }
+}
+
+#[test]
+fn nobody_gives_away_what_they_do_not_have() {
+    let rules = |value: Value| rule::read(&value);
+    let pods = json!([{"verbs": ["get", "list"], "apiGroups": [""], "resources": ["pods"]}]);
+    let get = json!([{"verbs": ["get"], "apiGroups": [""], "resources": ["pods"]}]);
+    let all = json!([{"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}]);
+    let named = json!([{"verbs": ["get"], "apiGroups": [""], "resources": ["pods"], "resourceNames": ["a"]}]);
+    let cases = [
+        ("less", &pods, &get, ""),
+        ("the same", &pods, &pods, ""),
+        ("more", &get, &pods, "{APIGroups:[\"\"], Resources:[\"pods\"], Verbs:[\"list\"]}"),
+        ("everything covers", &all, &pods, ""),
+        (
+            "nothing covers everything",
+            &pods,
+            &all,
+            "{APIGroups:[\"*\"], Resources:[\"*\"], Verbs:[\"*\"]}",
+        ),
+        ("all names cover one", &get, &named, ""),
+        (
+            "one name does not cover all",
+            &named,
+            &get,
+            "{APIGroups:[\"\"], Resources:[\"pods\"], Verbs:[\"get\"]}",
+        ),
+    ];
+    for (name, held, wanted, want) in cases {
+        let missing = rule::missing(&rules(held.clone()), &rules(wanted.clone()));
+        assert_eq!(missing.iter().map(rule::shown).collect::<String>(), want, "{name}");
+    }
+}

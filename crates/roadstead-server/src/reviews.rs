@@ -1,0 +1,80 @@
+//! Questions in the form of objects, and their answers.
+
+use roadstead_api::look::Look;
+use serde_json::{Value, json};
+
+use crate::api::{Api, User};
+use crate::rbac::rule::{Action, Rule};
+
+/// Answers a question by completing its status.
+pub fn answer(api: &Api, user: &User, plural: &str, namespace: &str, mut review: Value) -> Value {
+    review["status"] = match plural {
+        "selfsubjectreviews" => json!({"userInfo": shown(user)}),
+        "tokenreviews" => match api.tokens.authenticate(api, review.text("/spec/token")) {
+            Ok(user) => json!({"authenticated": true, "user": shown(&user)}),
+            Err(why) => json!({"authenticated": false, "error": why}),
+        },
+        "selfsubjectaccessreviews" => access(api, user, &review["spec"]),
+        "selfsubjectrulesreviews" => {
+            rules(&api.rbac.rules_of(user, review.text("/spec/namespace")), user)
+        }
+        _ => {
+            let mut spec = review["spec"].clone();
+            if plural == "localsubjectaccessreviews" {
+                spec["resourceAttributes"]["namespace"] = namespace.into();
+            }
+            let groups = spec.list("/groups").iter().filter_map(Value::as_str).map(str::to_owned);
+            let other = User { name: spec.text("/user").to_owned(), groups: groups.collect() };
+            access(api, &other, &spec)
+        }
+    };
+    review
+}
+
+fn shown(user: &User) -> Value {
+    json!({"username": user.name, "groups": user.groups})
+}
+
+fn access(api: &Api, user: &User, spec: &Value) -> Value {
+    let attribute = |name: &str| spec.text(&format!("/resourceAttributes/{name}"));
+    let resource = match attribute("subresource") {
+        "" => attribute("resource").to_owned(),
+        subresource => format!("{}/{subresource}", attribute("resource")),
+    };
+    let action = if spec.has("/nonResourceAttributes") {
+        Action {
+            verb: spec.text("/nonResourceAttributes/verb"),
+            path: spec.text("/nonResourceAttributes/path"),
+            ..Action::default()
+        }
+    } else {
+        Action {
+            verb: attribute("verb"),
+            group: attribute("group"),
+            resource: &resource,
+            namespace: attribute("namespace"),
+            name: attribute("name"),
+            path: "",
+        }
+    };
+    json!({"allowed": api.rbac.allows(user, &action)})
+}
+
+fn rules(rules: &[Rule], user: &User) -> Value {
+    let everything = Rule {
+        verbs: vec!["*".into()],
+        groups: vec!["*".into()],
+        resources: vec!["*".into()],
+        ..Rule::default()
+    };
+    let all = rules.iter().chain(user.is_master().then_some(&everything));
+    let (paths, resources): (Vec<_>, Vec<_>) = all.partition(|rule| !rule.paths.is_empty());
+    let resources = resources.iter().map(|rule| {
+        json!({"verbs": rule.verbs, "apiGroups": rule.groups, "resources": rule.resources,
+            "resourceNames": rule.names})
+    });
+    let paths =
+        paths.iter().map(|rule| json!({"verbs": rule.verbs, "nonResourceURLs": rule.paths}));
+    json!({"incomplete": false, "resourceRules": resources.collect::<Vec<_>>(),
+        "nonResourceRules": paths.collect::<Vec<_>>()})
+}

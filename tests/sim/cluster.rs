@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher::Config;
 use kube::{Api, Client, Resource, ResourceExt};
-use roadstead_controllers::ALL;
+use roadstead_controllers::{ALL, Settings};
 use roadstead_server::api::{self, User};
 use roadstead_server::bootstrap;
 use roadstead_server::local::Local;
@@ -39,7 +39,7 @@ impl Cluster {
     pub async fn start(seed: u64) -> Self {
         let random = Random::new(seed);
         let range = "10.96.0.0/24".parse().unwrap();
-        let config = api::Config { service_range: range, advertise: None };
+        let config = api::Config { service_range: range, advertise: None, audit: None };
         let api = api::Api::new(Store::new(), config, Tokens::ephemeral().unwrap());
         bootstrap::run(&api).await.unwrap();
         let local = Local::new(api, User::component());
@@ -61,7 +61,8 @@ impl Cluster {
 
     fn spawn(&self, name: &'static str) -> JoinHandle<()> {
         let client = Client::new(self.line.clone(), "default");
-        tokio::spawn(roadstead_controllers::run(name, client, CancellationToken::new()))
+        let settings = Settings::default();
+        tokio::spawn(roadstead_controllers::run(name, client, settings, CancellationToken::new()))
     }
 
     /// One thing that a user, a pod or fate might do.

@@ -11,26 +11,47 @@ use tracing::warn;
 
 pub mod deployment;
 pub mod endpointslice;
+pub mod event_ttl;
 pub mod garbage;
 pub mod kinds;
 pub mod namespace;
+pub mod namespace_content;
 pub mod replicaset;
 pub mod scheduler;
 
 /// Names of the controllers, as the command line knows them.
-pub const ALL: [&str; 6] =
-    ["deployment", "replicaset", "endpointslice", "scheduler", "garbage-collector", "namespace"];
+pub const ALL: [&str; 8] = [
+    "deployment",
+    "replicaset",
+    "endpointslice",
+    "scheduler",
+    "garbage-collector",
+    "namespace",
+    "namespace-content",
+    "event-ttl",
+];
+
+/// What the controllers are told at their start.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// The certificate that pods trust, in PEM.
+    pub root_ca: Option<String>,
+    /// How the EndpointSlice controller packs.
+    pub slices: endpointslice::Config,
+}
 
 /// Runs one controller until `stop`. Unknown names are a mistake of the caller.
-pub async fn run(name: &str, client: Client, stop: CancellationToken) {
+pub async fn run(name: &str, client: Client, settings: Settings, stop: CancellationToken) {
     let work = async {
         match name {
             "deployment" => deployment::run(client).await,
             "replicaset" => replicaset::run(client).await,
-            "endpointslice" => endpointslice::run(client, endpointslice::Config::default()).await,
+            "endpointslice" => endpointslice::run(client, settings.slices).await,
             "scheduler" => scheduler::run(client).await,
             "garbage-collector" => garbage::run(client).await,
             "namespace" => namespace::run(client).await,
+            "namespace-content" => namespace_content::run(client, settings.root_ca).await,
+            "event-ttl" => event_ttl::run(client).await,
             other => warn!(controller = other, "no such controller"),
         }
     };

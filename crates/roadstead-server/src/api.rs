@@ -7,19 +7,23 @@ use ipnet::IpNet;
 use roadstead_api::schema::Schema;
 use roadstead_store::memory::Store;
 
+use crate::audit::Audit;
+use crate::limits::Limits;
+use crate::metrics::Metrics;
 use crate::openapi::Documents;
 use crate::rbac::Rbac;
 use crate::registry::Registry;
 use crate::tokens::Tokens;
 
 /// What an operator can choose.
-#[derive(Clone, Debug)]
 pub struct Config {
     /// Where the addresses of Services come from.
     pub service_range: IpNet,
     /// The address that the `kubernetes` Service leads to, with its port; `None` leaves the
     /// Service without endpoints.
     pub advertise: Option<(IpAddr, u16)>,
+    /// Where to write who did what.
+    pub audit: Option<Audit>,
 }
 
 /// Everything that the handlers of requests share.
@@ -31,17 +35,23 @@ pub struct Api {
     pub(crate) config: Config,
     pub(crate) rbac: Rbac,
     pub(crate) tokens: Tokens,
+    pub(crate) limits: Limits,
+    pub(crate) metrics: Metrics,
+    pub(crate) audit: Option<Audit>,
 }
 
 impl Api {
     /// An API server over a store.
-    pub fn new(store: Arc<Store>, config: Config, tokens: Tokens) -> Arc<Self> {
+    pub fn new(store: Arc<Store>, mut config: Config, tokens: Tokens) -> Arc<Self> {
         Arc::new(Self {
             rbac: Rbac::new(store.clone()),
             store,
             registry: Registry::built_in(),
             schema: Schema::kubernetes(),
             documents: Documents::default(),
+            limits: Limits::default(),
+            metrics: Metrics::default(),
+            audit: config.audit.take(),
             config,
             tokens,
         })

@@ -151,7 +151,10 @@ fn subresources(info: &Info) -> Vec<Subresource> {
     }
     match info.plural {
         "pods" => {
-            all.push(Subresource { name: "binding", kind: "Binding", gv, verbs: &["create"] });
+            let verbs = &["create"];
+            all.push(Subresource { name: "binding", kind: "Binding", gv, verbs });
+            let gv = ("policy", "v1");
+            all.push(Subresource { name: "eviction", kind: "Eviction", gv, verbs });
         }
         "serviceaccounts" => {
             let gv = ("authentication.k8s.io", "v1");

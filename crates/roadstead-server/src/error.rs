@@ -163,6 +163,13 @@ impl ApiError {
         error
     }
 
+    /// Later, please.
+    pub fn too_many_requests(message: impl Into<String>, seconds: u64) -> Self {
+        let mut error = Self::new(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message);
+        error.details = Some(json!({"retryAfterSeconds": seconds}));
+        error
+    }
+
     /// Something went wrong that is not the client's fault.
     pub fn internal(message: impl Into<String>) -> Self {
         let message = format!("Internal error occurred: {}", message.into());

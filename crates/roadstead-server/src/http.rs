@@ -1,19 +1,25 @@
 //! From an HTTP request to the function that answers it.
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt;
-use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderValue, WARNING};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WARNING};
+use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
+use jiff::Timestamp;
 use serde_json::{Value, json};
 
+use crate::about::About;
 use crate::api::{Api, User};
+use crate::audit::Line;
 use crate::delete::{self, Deleted};
 use crate::error::ApiError;
 use crate::patch::Patch;
@@ -22,7 +28,8 @@ use crate::request::{Query, Target};
 use crate::view::View;
 use crate::write::{Part, Written};
 use crate::{
-    authorize, body, discovery, object, openapi, read, reviews, scale, tokens, watch, write,
+    authorize, body, compress, discovery, object, openapi, read, reviews, scale, tokens, watch,
+    write,
 };
 
 /// The body of every answer.
@@ -38,10 +45,33 @@ where
         Ok(user) => user,
         Err(error) => return failure(&error),
     };
-    match answer(&api, &user, request).await {
-        Ok(response) => response,
-        Err(error) => failure(&error),
+    let begin = Instant::now();
+    let received = Timestamp::now();
+    let about = About::of(&request);
+    // Our own components are never turned away.
+    let place = match user.name.as_str() {
+        "system:roadstead" => None,
+        name => match api.limits.enter(name, about.is_mutating()) {
+            Ok(place) => Some(place),
+            Err(error) => return failure(&error),
+        },
+    };
+    let (parts, body) = request.into_parts();
+    let (response, body) = match collect(body).await {
+        Ok(body) => {
+            let response = answer(&api, &user, &parts, body.clone()).await;
+            (response.unwrap_or_else(|error| failure(&error)), body)
+        }
+        Err(error) => (failure(&error), Bytes::new()),
+    };
+    drop(place);
+    let code = response.status().as_u16();
+    api.metrics.answered(&about, code, begin.elapsed().as_secs_f64());
+    if let Some(audit) = &api.audit {
+        let source = parts.extensions.get::<SocketAddr>().map(SocketAddr::ip);
+        audit.write(Line { user: &user, about: &about, body: &body, code, received, source });
     }
+    compress::maybe(&parts, response)
 }
 
 /// Whoever has no certificate may have a token.
@@ -57,15 +87,20 @@ fn bearer<B>(api: &Api, user: &User, request: &Request<B>) -> Result<User, ApiEr
 
 /// The Status of a refusal as a response.
 pub fn failure(error: &ApiError) -> Response<Body> {
-    respond(error.code, error.to_status().to_string())
+    let mut response = respond(error.code, error.to_status().to_string());
+    let later = error.details.as_ref().and_then(|details| details["retryAfterSeconds"].as_u64());
+    if let Some(seconds) = later {
+        response.headers_mut().insert(RETRY_AFTER, seconds.into());
+    }
+    response
 }
 
-async fn answer<B>(api: &Api, user: &User, request: Request<B>) -> Result<Response<Body>, ApiError>
-where
-    B: http_body::Body<Data = Bytes> + Send,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-{
-    let (parts, body) = request.into_parts();
+async fn answer(
+    api: &Arc<Api>,
+    user: &User,
+    parts: &Parts,
+    body: Bytes,
+) -> Result<Response<Body>, ApiError> {
     let path = parts.uri.path();
     let query = Query::parse(parts.uri.query());
     let header = |name| parts.headers.get(name).and_then(|v: &HeaderValue| v.to_str().ok());
@@ -90,7 +125,7 @@ where
         query,
         view: View::choose(accept, Query::parse(parts.uri.query()).get("includeObject"))?,
         media_type: header(CONTENT_TYPE).unwrap_or(""),
-        body: collect(body).await?,
+        body,
     };
     let deprecated = resource.info().deprecated;
     let mut response = call.answer(parts.method.as_str()).await?;
@@ -115,6 +150,7 @@ fn fixed(api: &Api, path: &str, accept: &str) -> Option<Response<Body>> {
         [""] => json(json!({"paths": ["/api", "/apis", "/healthz", "/livez", "/openapi/v3",
             "/readyz", "/version"]})),
         ["healthz" | "livez" | "readyz", ..] => Some(text("ok")),
+        ["metrics"] => Some(text(api.metrics.text(api))),
         ["version"] => json(discovery::version()),
         ["openid", "v1", "jwks"] => json(api.tokens.key_set()),
         [".well-known", "openid-configuration"] => json(tokens::discovery()),
@@ -186,7 +222,7 @@ where
 
 /// A request about objects, taken apart.
 struct Call<'a> {
-    api: &'a Api,
+    api: &'a Arc<Api>,
     user: &'a User,
     resource: &'a Resource,
     target: Target<'a>,
@@ -210,6 +246,7 @@ impl Call<'_> {
             ("POST", "", _) => self.create().await,
             ("POST", _, "binding") => self.bind().await,
             ("POST", _, "token") => self.token(),
+            ("POST", _, "eviction") => self.evict().await,
             ("PUT", _, "") => self.replace(Part::Main).await,
             ("PUT", _, "status") => self.replace(Part::Status).await,
             ("PUT", _, "scale") => self.replace_scale().await,
@@ -233,7 +270,17 @@ impl Call<'_> {
 
     fn watch(&self) -> Result<Response<Body>, ApiError> {
         let watch = read::watch(self.api, self.resource, &self.target, &self.query, self.view)?;
-        let frames = watch::lines(watch).map(|line| Ok(Frame::data(line)));
+        let about = About {
+            group: self.target.group.to_owned(),
+            version: self.target.version.to_owned(),
+            resource: self.target.plural.to_owned(),
+            ..About::default()
+        };
+        let watching = self.api.metrics.watching(&about);
+        let frames = watch::lines(watch).map(move |line| {
+            let _until_the_end = &watching;
+            Ok(Frame::data(line))
+        });
         let mut response = Response::new(BodyExt::boxed_unsync(StreamBody::new(frames)));
         let media_type = HeaderValue::from_static("application/json");
         response.headers_mut().insert(CONTENT_TYPE, media_type);
@@ -393,6 +440,22 @@ impl Call<'_> {
         Ok(respond(StatusCode::CREATED, status.to_string()))
     }
 
+    /// Deletes a pod, unless a budget forbids it.
+    async fn evict(&self) -> Result<Response<Body>, ApiError> {
+        if self.resource.bucket != "pods" {
+            return Err(ApiError::no_such_path());
+        }
+        let eviction = body::read(self.media_type, &self.body)?;
+        let pod = object::value(&*read::entry(self.api, self.resource, &self.target)?);
+        let Target { namespace, name, .. } = self.target;
+        delete::check_budgets(self.api, namespace, &pod)?;
+        let options = delete::Options::read(&eviction["deleteOptions"], self.query.dry_run()?);
+        delete::delete(self.api, self.resource, namespace, name, &options).await?;
+        let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {},
+            "status": "Success", "code": 201});
+        Ok(respond(StatusCode::CREATED, status.to_string()))
+    }
+
     /// Releases a namespace that is empty.
     async fn finalize(&self) -> Result<Response<Body>, ApiError> {
         let wanted = body::read(self.media_type, &self.body)?;
@@ -484,7 +547,7 @@ fn ok(body: impl Into<Bytes>) -> Response<Body> {
     respond(StatusCode::OK, body)
 }
 
-fn text(body: &'static str) -> Response<Body> {
+fn text(body: impl Into<Bytes>) -> Response<Body> {
     let mut response = respond(StatusCode::OK, body);
     let media_type = HeaderValue::from_static("text/plain; charset=utf-8");
     response.headers_mut().insert(CONTENT_TYPE, media_type);

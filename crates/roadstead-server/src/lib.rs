@@ -6,18 +6,23 @@
 //! completed with addresses and ports (`allocate`) and committed (`write`, `delete`). Components
 //! in the same process use the same router without a socket (`local`).
 
+mod about;
 mod allocate;
 pub mod api;
+pub mod audit;
 mod authorize;
 mod body;
 pub mod bootstrap;
+mod compress;
 mod delete;
 mod discovery;
 pub mod error;
 mod filter;
 pub mod http;
 pub mod identity;
+mod limits;
 pub mod local;
+mod metrics;
 mod object;
 mod openapi;
 mod patch;

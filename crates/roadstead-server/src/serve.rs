@@ -4,6 +4,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::Request;
+use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
@@ -66,7 +68,10 @@ async fn connection(
     };
     let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
     let user = certificate.and_then(user_of).unwrap_or_else(User::anonymous);
-    let service = service_fn(|request| {
+    let peer = stream.get_ref().0.peer_addr().ok();
+    let service = service_fn(|mut request: Request<Incoming>| {
+        // Audit logs tell where a request came from.
+        peer.map(|peer| request.extensions_mut().insert(peer));
         let (api, user) = (api.clone(), user.clone());
         async move { Ok::<_, io::Error>(handle(api, user, request).await) }
     });

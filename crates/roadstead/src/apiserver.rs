@@ -9,6 +9,7 @@ use anyhow::{Context, bail};
 use clap::Parser;
 use ipnet::IpNet;
 use roadstead_server::api::{Api, Config};
+use roadstead_server::audit::{Audit, Policy};
 use roadstead_server::identity::{Authority, write_secret};
 use roadstead_server::tokens::Tokens;
 use roadstead_server::{bootstrap, serve};
@@ -36,6 +37,38 @@ pub struct Args {
     /// Tokens that are known from the start: `token,user,uid,"group1,group2"` on each line.
     #[arg(long, value_name = "FILE")]
     token_auth_file: Option<PathBuf>,
+    #[command(flatten)]
+    audit: AuditArgs,
+}
+
+/// Who did what, in a file.
+#[derive(Clone, Debug, Parser)]
+pub struct AuditArgs {
+    /// Append a line of JSON about each request to this file.
+    #[arg(long, value_name = "FILE")]
+    audit_log: Option<PathBuf>,
+    /// Which requests are written, and how much of them: an audit.k8s.io/v1 Policy.
+    #[arg(long, value_name = "FILE", requires = "audit_log")]
+    audit_policy: Option<PathBuf>,
+}
+
+impl AuditArgs {
+    /// Opens the log, if one is wanted.
+    pub fn open(&self) -> anyhow::Result<Option<Audit>> {
+        let Some(log) = &self.audit_log else { return Ok(None) };
+        let policy = match &self.audit_policy {
+            None => Policy::default(),
+            Some(path) => {
+                let text = std::fs::read_to_string(path);
+                let text = text.with_context(|| format!("cannot read {}", path.display()))?;
+                Policy::parse(&text)
+                    .map_err(|why| anyhow::anyhow!("{} is wrong: {why}", path.display()))?
+            }
+        };
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(log);
+        let file = file.with_context(|| format!("cannot open the audit log {}", log.display()))?;
+        Ok(Some(Audit::new(policy, file)))
+    }
 }
 
 /// Serves until interrupted.
@@ -52,7 +85,9 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         tokens =
             tokens.with_file(&text.with_context(|| format!("cannot read {}", path.display()))?);
     }
-    let server = start(&authority, args.listen, args.service_cidr, None, tokens, stop).await?;
+    let audit = args.audit.open()?;
+    let server =
+        start(&authority, args.listen, args.service_cidr, None, tokens, audit, stop).await?;
     server.write_kubeconfig(&authority, &args.kubeconfig_out)?;
     let took = begin.elapsed().as_millis();
     eprintln!("ready in {took} ms on https://{}", server.address);
@@ -75,12 +110,13 @@ pub async fn start(
     service_range: IpNet,
     advertise: Option<IpAddr>,
     tokens: Tokens,
+    audit: Option<Audit>,
     stop: CancellationToken,
 ) -> anyhow::Result<Server> {
     let listener = bind(listen).await?;
     let address = listener.local_addr().context("a bound socket has an address")?;
     let advertise = advertise.map(|ip| (ip, address.port()));
-    let api = Api::new(Store::new(), Config { service_range, advertise }, tokens);
+    let api = Api::new(Store::new(), Config { service_range, advertise, audit }, tokens);
     bootstrap::run(&api)
         .await
         .map_err(|error| anyhow::anyhow!("cannot prepare the cluster: {}", error.message))?;

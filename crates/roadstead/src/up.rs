@@ -52,6 +52,8 @@ pub struct Args {
     /// The bridge that the pods of this machine hang on.
     #[arg(long, value_name = "NAME", default_value = "roadstead0")]
     bridge: String,
+    #[command(flatten)]
+    audit: apiserver::AuditArgs,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -132,15 +134,19 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let range = plan.args.service_cidr.into();
     let tokens = Tokens::in_directory(&plan.args.data_dir.join("pki"))?;
     let listen = plan.args.listen;
+    let audit = plan.args.audit.open()?;
     let server =
-        apiserver::start(&authority, listen, range, advertise, tokens, stop.clone()).await?;
+        apiserver::start(&authority, listen, range, advertise, tokens, audit, stop.clone()).await?;
     let client = Client::new(Local::new(server.api.clone(), User::component()), "default");
     let mut tasks = Tasks::new(stop.clone());
     let url = server.url();
     server.write_kubeconfig(&authority, &plan.kubeconfig)?;
     tasks.spawn("API server", async move { Ok(server.task.await??) });
+    let root_ca = Some(authority.certificate().to_owned());
+    let settings = roadstead_controllers::Settings { root_ca, ..Default::default() };
     for name in roadstead_controllers::ALL {
-        let work = roadstead_controllers::run(name, client.clone(), stop.clone());
+        let settings = settings.clone();
+        let work = roadstead_controllers::run(name, client.clone(), settings, stop.clone());
         tasks.spawn(name, async move {
             work.await;
             Ok(())

@@ -32,6 +32,7 @@ impl Kind for Pod {
     }
 
     fn prepare_create(&self, object: &mut Value) {
+        admit(child(object, "spec"));
         object["status"] = json!({"phase": "Pending", "qosClass": "BestEffort"});
     }
 
@@ -94,6 +95,29 @@ impl Kind for Pod {
             ("status.nominatedNodeName", "/status/nominatedNodeName"),
         ]
     }
+}
+
+/// What upstream's admission adds to every new pod: an account, a priority, and five minutes of
+/// patience with a node that does not answer.
+fn admit(spec: &mut Value) {
+    default_to(spec, "serviceAccountName", "default");
+    let account = spec["serviceAccountName"].clone();
+    default_to(spec, "serviceAccount", account);
+    default_to(spec, "priority", 0);
+    default_to(spec, "preemptionPolicy", "PreemptLowerPriority");
+    let mut tolerations = spec.list("/tolerations").to_vec();
+    for key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
+        let covered = tolerations.iter().any(|toleration| {
+            let own = toleration.text("/key");
+            let effect = toleration.text("/effect");
+            (own == key || own.is_empty()) && (effect.is_empty() || effect == "NoExecute")
+        });
+        if !covered {
+            tolerations.push(json!({"key": key, "operator": "Exists", "effect": "NoExecute",
+                "tolerationSeconds": 300}));
+        }
+    }
+    spec["tolerations"] = tolerations.into();
 }
 
 /// What of a pod's spec can never change: all but images, tolerations, deadline and node.

@@ -1,0 +1,74 @@
+//! A request in the words of metrics and audit logs.
+
+use http::Request;
+
+use crate::request::{Query, Target};
+
+/// What a request is about.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct About {
+    /// `get`, `list`, `watch`, `create`, …; for other paths the lower-case method.
+    pub verb: String,
+    /// Empty for the core group.
+    pub group: String,
+    /// Such as `v1`.
+    pub version: String,
+    /// Empty if the path is not about objects.
+    pub resource: String,
+    /// Empty for the object itself.
+    pub subresource: String,
+    /// Empty outside of namespaces.
+    pub namespace: String,
+    /// Empty for lists.
+    pub name: String,
+    /// Path and query.
+    pub uri: String,
+}
+
+impl About {
+    /// Reads a request without its body.
+    pub fn of<B>(request: &Request<B>) -> Self {
+        let uri = request.uri();
+        let Some(target) = Target::parse(uri.path()).filter(|target| !target.plural.is_empty())
+        else {
+            let verb = request.method().as_str().to_lowercase();
+            return Self { verb, uri: uri.to_string(), ..Self::default() };
+        };
+        let watches = Query::parse(uri.query()).flag("watch");
+        let verb = match (request.method().as_str(), target.name) {
+            ("GET", _) if watches => "watch",
+            ("GET", "") => "list",
+            ("GET", _) => "get",
+            ("POST", _) => "create",
+            ("PUT", _) => "update",
+            ("PATCH", _) => "patch",
+            ("DELETE", "") => "deletecollection",
+            _ => "delete",
+        };
+        Self {
+            verb: verb.to_owned(),
+            group: target.group.to_owned(),
+            version: target.version.to_owned(),
+            resource: target.plural.to_owned(),
+            subresource: target.subresource.to_owned(),
+            namespace: target.namespace.to_owned(),
+            name: target.name.to_owned(),
+            uri: uri.to_string(),
+        }
+    }
+
+    /// How much of the cluster it is about.
+    pub fn scope(&self) -> &'static str {
+        match (self.resource.is_empty(), self.namespace.is_empty(), self.name.is_empty()) {
+            (true, ..) => "",
+            (_, _, false) => "resource",
+            (_, false, true) => "namespace",
+            _ => "cluster",
+        }
+    }
+
+    /// Whether it changes anything.
+    pub fn is_mutating(&self) -> bool {
+        !matches!(self.verb.as_str(), "get" | "list" | "watch" | "head" | "options")
+    }
+}

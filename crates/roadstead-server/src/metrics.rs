@@ -1,0 +1,158 @@
+//! Counts and durations of requests, under upstream's names.
+
+use std::fmt::Write;
+use std::sync::atomic::AtomicU64;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode_registry;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+use crate::about::About;
+use crate::api::Api;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RequestLabels {
+    verb: String,
+    group: String,
+    version: String,
+    resource: String,
+    subresource: String,
+    scope: String,
+    component: String,
+    code: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct DurationLabels {
+    verb: String,
+    group: String,
+    version: String,
+    resource: String,
+    subresource: String,
+    scope: String,
+    component: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct KindLabels {
+    group: String,
+    version: String,
+    resource: String,
+}
+
+/// Everything that the API server counts.
+pub struct Metrics {
+    registry: Registry,
+    requests: Family<RequestLabels, Counter<u64, AtomicU64>>,
+    durations: Family<DurationLabels, Histogram>,
+    watchers: Family<KindLabels, Gauge>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let requests = Family::default();
+        let durations = Family::new_with_constructor(histogram as fn() -> Histogram);
+        let watchers = Family::default();
+        let mut registry = Registry::default();
+        // The library adds `_total` by itself.
+        registry.register(
+            "apiserver_request",
+            "Requests by verb, resource and code",
+            requests.clone(),
+        );
+        registry.register(
+            "apiserver_request_duration_seconds",
+            "How long requests take",
+            durations.clone(),
+        );
+        registry.register("apiserver_longrunning_requests", "Watches under way", watchers.clone());
+        Self { registry, requests, durations, watchers }
+    }
+}
+
+fn histogram() -> Histogram {
+    let seconds =
+        [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0];
+    Histogram::new(seconds)
+}
+
+/// A watch under way; ends when dropped.
+pub struct Watching(Gauge);
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+impl Metrics {
+    /// Counts an answered request.
+    pub fn answered(&self, about: &About, code: u16, seconds: f64) {
+        let verb = match &about.verb[..] {
+            "update" => "PUT".to_owned(),
+            verb => verb.to_uppercase(),
+        };
+        let scope = about.scope().to_owned();
+        let (group, version) = (about.group.clone(), about.version.clone());
+        let (resource, subresource) = (about.resource.clone(), about.subresource.clone());
+        let component = "apiserver".to_owned();
+        let labels =
+            DurationLabels { verb, group, version, resource, subresource, scope, component };
+        if about.verb != "watch" {
+            self.durations.get_or_create(&labels).observe(seconds);
+        }
+        let DurationLabels { verb, group, version, resource, subresource, scope, component } =
+            labels;
+        let code = code.to_string();
+        let labels =
+            RequestLabels { verb, group, version, resource, subresource, scope, component, code };
+        self.requests.get_or_create(&labels).inc();
+    }
+
+    /// Counts a watch until the result is dropped.
+    pub fn watching(&self, about: &About) -> Watching {
+        let (group, version) = (about.group.clone(), about.version.clone());
+        let labels = KindLabels { group, version, resource: about.resource.clone() };
+        let gauge = self.watchers.get_or_create(&labels).clone();
+        gauge.inc();
+        Watching(gauge)
+    }
+
+    /// All figures in the text format of Prometheus.
+    pub fn text(&self, api: &Api) -> String {
+        let mut out = String::new();
+        encode_registry(&mut out, &self.registry).expect("text can be appended to a string");
+        let (reading, writing) = api.limits.now();
+        out.push_str("# HELP apiserver_current_inflight_requests Requests under way.\n");
+        out.push_str("# TYPE apiserver_current_inflight_requests gauge\n");
+        for (kind, count) in [("readOnly", reading), ("mutating", writing)] {
+            let _ = writeln!(
+                out,
+                "apiserver_current_inflight_requests{{request_kind=\"{kind}\"}} {count}"
+            );
+        }
+        out.push_str("# HELP apiserver_storage_objects Objects by resource.\n");
+        out.push_str("# TYPE apiserver_storage_objects gauge\n");
+        let (mut bytes, mut lines) = (0, String::new());
+        for resource in api.registry.iter().filter(|resource| !resource.info().review) {
+            let Ok(snapshot) = api.store.list(&resource.bucket, "", None) else { continue };
+            bytes += snapshot.entries.iter().map(|entry| entry.value.len()).sum::<usize>();
+            let count = snapshot.entries.len();
+            let _ = writeln!(
+                lines,
+                "apiserver_storage_objects{{resource=\"{}\"}} {count}",
+                resource.bucket
+            );
+        }
+        out.push_str(&lines);
+        out.push_str("# HELP apiserver_storage_size_bytes The size of all objects.\n");
+        out.push_str("# TYPE apiserver_storage_size_bytes gauge\n");
+        let _ = writeln!(out, "apiserver_storage_size_bytes {bytes}");
+        let _ = writeln!(out, "# EOF");
+        out
+    }
+}

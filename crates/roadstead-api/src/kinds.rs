@@ -3,6 +3,7 @@
 use crate::kind::Kind;
 
 mod config_map;
+mod custom_resource_definition;
 mod deployment;
 mod endpoint_slice;
 mod endpoints;
@@ -37,6 +38,7 @@ pub fn all() -> Vec<&'static dyn Kind> {
         &lease::Lease,
         &endpoint_slice::EndpointSlice,
         &ip_address::IpAddress,
+        &custom_resource_definition::CustomResourceDefinition,
     ];
     all.extend(stored::ALL.iter().map(|kind| kind as &dyn Kind));
     all.extend(review::ALL.iter().map(|kind| kind as &dyn Kind));

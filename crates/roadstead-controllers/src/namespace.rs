@@ -5,6 +5,8 @@ use std::time::Duration;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::{DeleteParams, DynamicObject, ListParams, PostParams};
+use kube::core::ApiResource;
+use kube::discovery::{Discovery, Scope, verbs};
 use kube::runtime::watcher::Config;
 use kube::{Api, Client};
 use roadstead_api::key::ObjectKey;
@@ -12,8 +14,6 @@ use roadstead_watch::cache::Cache;
 use roadstead_watch::informer::informer;
 use roadstead_watch::queue::Queue;
 use tracing::{info, warn};
-
-use crate::kinds::{Watched, watched};
 
 /// How soon a namespace that is not empty yet is looked at again: pods take time to stop.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
@@ -57,7 +57,7 @@ fn is_leaving(namespace: &Namespace) -> bool {
 /// Deletes what is left; true if nothing was.
 async fn empty(client: &Client, namespace: &str) -> Result<bool, kube::Error> {
     let mut left = 0;
-    for Watched { resource, .. } in watched().iter().filter(|kind| kind.namespaced) {
+    for resource in &kinds(client).await? {
         let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, resource);
         let found = api.list_metadata(&ListParams::default().limit(500)).await?.items.len();
         if found > 0 {
@@ -66,6 +66,17 @@ async fn empty(client: &Client, namespace: &str) -> Result<bool, kube::Error> {
         }
     }
     Ok(left == 0)
+}
+
+/// Every kind that can be in a namespace, custom ones included.
+async fn kinds(client: &Client) -> Result<Vec<ApiResource>, kube::Error> {
+    let found = Discovery::new(client.clone()).run().await?;
+    let all = found.groups().flat_map(|group| group.recommended_resources());
+    let here = all.filter(|(_, capabilities)| {
+        capabilities.scope == Scope::Namespaced
+            && capabilities.supports_operation(verbs::DELETE_COLLECTION)
+    });
+    Ok(here.map(|(resource, _)| resource).collect())
 }
 
 async fn release(client: &Client, namespace: &Namespace) {

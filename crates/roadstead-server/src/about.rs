@@ -29,10 +29,11 @@ impl About {
     /// Reads a request without its body.
     pub fn of<B>(request: &Request<B>) -> Self {
         let uri = request.uri();
+        let path = uri.path_and_query().map_or_else(|| uri.path().to_owned(), ToString::to_string);
         let Some(target) = Target::parse(uri.path()).filter(|target| !target.plural.is_empty())
         else {
             let verb = request.method().as_str().to_lowercase();
-            return Self { verb, uri: uri.to_string(), ..Self::default() };
+            return Self { verb, uri: path.clone(), ..Self::default() };
         };
         let watches = Query::parse(uri.query()).flag("watch");
         let verb = match (request.method().as_str(), target.name) {
@@ -53,7 +54,7 @@ impl About {
             subresource: target.subresource.to_owned(),
             namespace: target.namespace.to_owned(),
             name: target.name.to_owned(),
-            uri: uri.to_string(),
+            uri: path.clone(),
         }
     }
 

@@ -20,6 +20,8 @@ use crate::error::ApiError;
 use crate::object;
 use crate::registry::Resource;
 
+/// Where the store keeps IPAddress objects.
+const ADDRESSES: &str = "ipaddresses.networking.k8s.io";
 /// Where the store keeps taken node ports; the value is the Service.
 const NODE_PORTS: &str = "nodeports";
 
@@ -50,18 +52,12 @@ pub fn complete(
 }
 
 /// Gives back what a Service holds when it is deleted.
-pub fn release(
-    api: &Api,
-    resource: &Resource,
-    object: &Value,
-    transaction: Transaction,
-) -> Transaction {
+pub fn release(resource: &Resource, object: &Value, transaction: Transaction) -> Transaction {
     if resource.bucket != "services" {
         return transaction;
     }
-    let transaction = held_addresses(object)
-        .into_iter()
-        .fold(transaction, |t, ip| t.delete(address_key(api, ip)));
+    let transaction =
+        held_addresses(object).into_iter().fold(transaction, |t, ip| t.delete(address_key(ip)));
     held_ports(object).into_iter().fold(transaction, |t, port| t.delete(port_key(port)))
 }
 
@@ -155,7 +151,7 @@ fn addresses(
     let before = old.map(held_addresses).unwrap_or_default();
     let kind = new.text("/spec/type");
     if kind != "ExternalName" && new.text("/spec/clusterIP").is_empty() {
-        let taken = |ip: IpAddr| api.store.get(&address_key(api, ip)).is_some();
+        let taken = |ip: IpAddr| api.store.get(&address_key(ip)).is_some();
         let picked = match dry_run {
             true => Some(alloc::nth(range, 0)),
             false => alloc::cluster_ip(range, taken, seed()),
@@ -173,7 +169,7 @@ fn addresses(
     }
     let after = held_addresses(new);
     for &address in after.difference(&before).filter(|_| !dry_run) {
-        let key = address_key(api, address);
+        let key = address_key(address);
         let fail = |why: &str| format!("failed to allocate IP {address}: {why}");
         if !alloc::may_be_allocated(range, address) {
             let why = fail("the provided network does not match the current range");
@@ -186,7 +182,7 @@ fn addresses(
             transaction = transaction.expect(key.clone(), None).put(key, object::encode(&taken));
         }
     }
-    before.difference(&after).fold(transaction, |t, &ip| t.delete(address_key(api, ip)))
+    before.difference(&after).fold(transaction, |t, &ip| t.delete(address_key(ip)))
 }
 
 fn ports(
@@ -258,9 +254,8 @@ fn held_ports(service: &Value) -> BTreeSet<u16> {
     ports.filter_map(|p| u16::try_from(p.int("/nodePort")).ok()).filter(|&p| p != 0).collect()
 }
 
-fn address_key(api: &Api, address: IpAddr) -> Key {
-    let resource = api.registry.find("networking.k8s.io", "v1", "ipaddresses");
-    resource.expect("addresses are a kind of ours").key("", &address.to_string())
+fn address_key(address: IpAddr) -> Key {
+    Key::new(ADDRESSES, format!("/{address}"))
 }
 
 fn port_key(port: u16) -> Key {

@@ -10,9 +10,8 @@ use roadstead_store::memory::Store;
 use crate::audit::Audit;
 use crate::limits::Limits;
 use crate::metrics::Metrics;
-use crate::openapi::Documents;
 use crate::rbac::Rbac;
-use crate::registry::Registry;
+use crate::registry::{Catalog, Registry};
 use crate::tokens::Tokens;
 
 /// What an operator can choose.
@@ -29,9 +28,8 @@ pub struct Config {
 /// Everything that the handlers of requests share.
 pub struct Api {
     pub(crate) store: Arc<Store>,
-    pub(crate) registry: Registry,
+    catalog: Catalog,
     pub(crate) schema: &'static Schema,
-    pub(crate) documents: Documents,
     pub(crate) config: Config,
     pub(crate) rbac: Rbac,
     pub(crate) tokens: Tokens,
@@ -45,16 +43,22 @@ impl Api {
     pub fn new(store: Arc<Store>, mut config: Config, tokens: Tokens) -> Arc<Self> {
         Arc::new(Self {
             rbac: Rbac::new(store.clone()),
-            store,
-            registry: Registry::built_in(),
+            store: store.clone(),
+            catalog: Catalog::new(store.clone()),
             schema: Schema::kubernetes(),
-            documents: Documents::default(),
             limits: Limits::default(),
             metrics: Metrics::default(),
             audit: config.audit.take(),
             config,
             tokens,
         })
+    }
+}
+
+impl Api {
+    /// The kinds served now.
+    pub(crate) fn registry(&self) -> Arc<Registry> {
+        self.catalog.now()
     }
 }
 

@@ -72,7 +72,8 @@ pub fn decode_as(
             info.kind
         )));
     }
-    let unknown = decode::decode(api.schema, resource.type_id, object).map_err(|error| {
+    let Some(id) = resource.type_id else { return Ok(Vec::new()) };
+    let unknown = decode::decode(api.schema, id, object).map_err(|error| {
         ApiError::bad_request(format!(
             "{0} in version {1:?} cannot be handled as a {0}: {error}",
             info.kind, info.version

@@ -73,7 +73,8 @@ async fn ensure(
     namespace: &str,
     mut object: Value,
 ) -> Result<(), ApiError> {
-    let resource = api.registry.find(group, version, plural).ok_or_else(ApiError::no_such_path)?;
+    let registry = api.registry();
+    let resource = registry.find(group, version, plural).ok_or_else(ApiError::no_such_path)?;
     object["apiVersion"] = resource.info().api_version().into();
     object["kind"] = resource.info().kind.into();
     let name = object["metadata"]["name"].as_str().unwrap_or("").to_owned();

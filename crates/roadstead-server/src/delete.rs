@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use crate::allocate;
 use crate::api::Api;
+use crate::custom;
 use crate::error::ApiError;
 use crate::object;
 use crate::registry::Resource;
@@ -82,7 +83,8 @@ pub async fn delete(
             || !object.list("/spec/finalizers").is_empty();
         let transaction = Transaction::new().expect(key.clone(), Some(entry.revision));
         if !held && grace == 0 {
-            let transaction = allocate::release(api, resource, &object, transaction);
+            let transaction = allocate::release(resource, &object, transaction);
+            let transaction = release_objects(api, resource, &object, transaction)?;
             match commit(api, transaction.delete(key.clone()), options.dry_run).await? {
                 Some(revision) => {
                     object["metadata"]["resourceVersion"] = revision.to_string().into();
@@ -107,6 +109,20 @@ pub async fn delete(
     }
 }
 
+/// The objects of a custom kind go with its definition.
+fn release_objects(
+    api: &Api,
+    resource: &Resource,
+    definition: &Value,
+    transaction: Transaction,
+) -> Result<Transaction, ApiError> {
+    if resource.bucket != custom::DEFINITIONS {
+        return Ok(transaction);
+    }
+    let objects = api.store.list(definition.text("/metadata/name"), "", None)?;
+    Ok(objects.entries.iter().fold(transaction, |t, entry| t.delete(entry.key.clone())))
+}
+
 /// Removes an object whose last finalizer an update has just removed.
 pub async fn finish(
     api: &Api,
@@ -116,7 +132,7 @@ pub async fn finish(
     dry_run: bool,
 ) -> Result<Written, ApiError> {
     let object = object::value(entry);
-    let transaction = allocate::release(api, resource, &object, transaction);
+    let transaction = allocate::release(resource, &object, transaction);
     match commit(api, transaction.delete(entry.key.clone()), dry_run).await? {
         Some(revision) => {
             let value = entry.value.clone();
@@ -203,7 +219,8 @@ fn mark(resource: &Resource, object: &mut Value, grace: i64) -> bool {
 
 /// Whether some budget has no disruption left for this pod.
 pub fn check_budgets(api: &Api, namespace: &str, pod: &Value) -> Result<(), ApiError> {
-    let Some(budgets) = api.registry.find("policy", "v1", "poddisruptionbudgets") else {
+    let registry = api.registry();
+    let Some(budgets) = registry.find("policy", "v1", "poddisruptionbudgets") else {
         return Ok(());
     };
     let found = api.store.list(&budgets.bucket, &budgets.prefix(namespace), None)?;

@@ -59,7 +59,7 @@ fn group_value(group: &str, version: &str) -> Value {
     json!({"name": group, "versions": [version], "preferredVersion": version})
 }
 
-fn named_groups(registry: &Registry) -> Vec<(&'static str, &'static str)> {
+fn named_groups(registry: &Registry) -> Vec<(&str, &str)> {
     registry.groups().into_iter().filter(|(group, _)| !group.is_empty()).collect()
 }
 
@@ -174,7 +174,7 @@ fn infos<'a>(
     registry: &'a Registry,
     group: &'a str,
     version: &'a str,
-) -> impl Iterator<Item = &'static Info> + 'a {
+) -> impl Iterator<Item = &'a Info> + 'a {
     let infos = registry.iter().map(|resource| resource.info());
     infos.filter(move |info| info.group == group && info.version == version)
 }

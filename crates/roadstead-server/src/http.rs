@@ -23,7 +23,7 @@ use crate::audit::Line;
 use crate::delete::{self, Deleted};
 use crate::error::ApiError;
 use crate::patch::Patch;
-use crate::registry::Resource;
+use crate::registry::{Registry, Resource};
 use crate::request::{Query, Target};
 use crate::view::View;
 use crate::write::{Part, Written};
@@ -105,7 +105,8 @@ async fn answer(
     let query = Query::parse(parts.uri.query());
     let header = |name| parts.headers.get(name).and_then(|v: &HeaderValue| v.to_str().ok());
     let accept = header(ACCEPT).unwrap_or("");
-    if let Some(response) = fixed(api, path, accept) {
+    let registry = api.registry();
+    if let Some(response) = fixed(api, &registry, path, accept) {
         authorize::path(api, user, &parts.method, path)?;
         return Ok(response);
     }
@@ -113,7 +114,7 @@ async fn answer(
         return Err(ApiError::unauthorized());
     }
     let target = Target::parse(path).ok_or_else(ApiError::no_such_path)?;
-    let resource = api.registry.find(target.group, target.version, target.plural);
+    let resource = registry.find(target.group, target.version, target.plural);
     let resource = resource.ok_or_else(ApiError::no_such_path)?;
     check_scope(resource, &target, &parts.method)?;
     authorize::verb(api, user, &parts.method, resource, &target, &query)?;
@@ -136,10 +137,10 @@ async fn answer(
 }
 
 /// Answers that do not depend on objects.
-fn fixed(api: &Api, path: &str, accept: &str) -> Option<Response<Body>> {
+fn fixed(api: &Api, registry: &Registry, path: &str, accept: &str) -> Option<Response<Body>> {
     let json = |value: Value| Some(respond(StatusCode::OK, value.to_string()));
     let aggregated = |core| {
-        let value = discovery::aggregated(&api.registry, core).to_string();
+        let value = discovery::aggregated(registry, core).to_string();
         let mut response = respond(StatusCode::OK, value);
         let media_type = HeaderValue::from_static(discovery::AGGREGATED);
         response.headers_mut().insert(CONTENT_TYPE, media_type);
@@ -157,25 +158,23 @@ fn fixed(api: &Api, path: &str, accept: &str) -> Option<Response<Body>> {
         ["api"] if discovery::wants_aggregated(accept) => aggregated(true),
         ["apis"] if discovery::wants_aggregated(accept) => aggregated(false),
         ["api"] => json(discovery::core_versions()),
-        ["apis"] => json(discovery::groups(&api.registry)),
-        ["apis", group] => discovery::group(&api.registry, group).and_then(json),
-        ["api", version] => discovery::resources(&api.registry, "", version).and_then(json),
-        ["apis", group, version] => {
-            discovery::resources(&api.registry, group, version).and_then(json)
-        }
+        ["apis"] => json(discovery::groups(registry)),
+        ["apis", group] => discovery::group(registry, group).and_then(json),
+        ["api", version] => discovery::resources(registry, "", version).and_then(json),
+        ["apis", group, version] => discovery::resources(registry, group, version).and_then(json),
         ["openapi", "v2"] => {
             let protobuf = accept.contains("protobuf");
-            let mut response = ok(api.documents.v2(&api.registry, protobuf));
+            let mut response = ok(registry.documents.v2(registry, protobuf));
             if protobuf {
                 let media_type = HeaderValue::from_static(openapi::V2_PROTOBUF);
                 response.headers_mut().insert(CONTENT_TYPE, media_type);
             }
             Some(response)
         }
-        ["openapi", "v3"] => json(api.documents.index(&api.registry)),
+        ["openapi", "v3"] => json(registry.documents.index(registry)),
         ["openapi", "v3", ..] => {
             let path = path.trim_matches('/').strip_prefix("openapi/v3/")?;
-            let document = api.documents.document(&api.registry, path)?;
+            let document = registry.documents.document(registry, path)?;
             Some(ok(document))
         }
         _ => None,

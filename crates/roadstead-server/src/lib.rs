@@ -14,6 +14,7 @@ mod authorize;
 mod body;
 pub mod bootstrap;
 mod compress;
+mod custom;
 mod delete;
 mod discovery;
 pub mod error;

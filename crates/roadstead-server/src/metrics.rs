@@ -138,7 +138,8 @@ impl Metrics {
         out.push_str("# HELP apiserver_storage_objects Objects by resource.\n");
         out.push_str("# TYPE apiserver_storage_objects gauge\n");
         let (mut bytes, mut lines) = (0, String::new());
-        for resource in api.registry.iter().filter(|resource| !resource.info().review) {
+        let registry = api.registry();
+        for resource in registry.iter().filter(|resource| !resource.info().review) {
             let Ok(snapshot) = api.store.list(&resource.bucket, "", None) else { continue };
             bytes += snapshot.entries.iter().map(|entry| entry.value.len()).sum::<usize>();
             let count = snapshot.entries.len();

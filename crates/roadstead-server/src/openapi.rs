@@ -8,7 +8,7 @@ use bytes::Bytes;
 use roadstead_api::schema::{Schema, Type, TypeId};
 use serde_json::{Map, Value, json};
 
-use crate::registry::{Registry, Resource};
+use crate::registry::{KindRef, Registry, Resource};
 
 mod gnostic;
 mod types;
@@ -71,7 +71,7 @@ fn make(registry: &Registry, group: &str, version: &str) -> Value {
     let resources = registry.iter();
     let resources = resources.filter(|r| r.info().group == group && r.info().version == version);
     let resources: Vec<_> = resources.collect();
-    resources.iter().for_each(|resource| operations(schema, resource, &mut paths));
+    resources.iter().for_each(|resource| operations(resource, &mut paths));
     json!({
         "openapi": "3.0.0",
         "info": {"title": "Kubernetes", "version": "v1.37.0"},
@@ -94,13 +94,48 @@ fn make_v2(registry: &Registry) -> Value {
 /// All types that the kinds need.
 fn definitions(schema: &Schema, resources: &[&Resource], style: Style) -> Map<String, Value> {
     let mut needed = BTreeSet::new();
-    resources.iter().for_each(|resource| collect(schema, resource.type_id, &mut needed));
+    let built_in = resources.iter().filter_map(|resource| resource.type_id);
+    built_in.for_each(|id| collect(schema, id, &mut needed));
     let named = needed.into_iter().map(|name| {
         let id = schema.named(&name).expect("collected from the schema");
         let value = types::definition(schema, schema.get(id), style);
         (name, value)
     });
-    named.collect()
+    let customs = resources.iter().filter_map(|resource| custom_definition(resource, style));
+    named.chain(customs).collect()
+}
+
+/// The schema of a custom kind, with what all objects have.
+fn custom_definition(resource: &Resource, style: Style) -> Option<(String, Value)> {
+    let KindRef::Custom(custom) = &resource.kind else { return None };
+    let info = resource.info();
+    let mut schema = match &custom.schema {
+        Value::Object(_) => custom.schema.clone(),
+        _ => json!({"type": "object"}),
+    };
+    for field in ["apiVersion", "kind"] {
+        schema["properties"][field] = json!({"type": "string"});
+    }
+    let metadata = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
+    schema["properties"]["metadata"] = match style {
+        Style::V2 => json!({"type": "object"}),
+        Style::V3 => json!({"type": "object", "description": metadata}),
+    };
+    schema["x-kubernetes-group-version-kind"] =
+        json!([{"group": info.group, "version": info.version, "kind": info.kind}]);
+    Some((schema_name(resource), schema))
+}
+
+/// `com.example.v1.Thing` for a custom kind of the group example.com.
+fn schema_name(resource: &Resource) -> String {
+    match resource.type_id {
+        Some(id) => Schema::kubernetes().get(id).name.clone(),
+        None => {
+            let info = resource.info();
+            let group: Vec<_> = info.group.rsplit('.').collect();
+            format!("{}.{}.{}", group.join("."), info.version, info.kind)
+        }
+    }
 }
 
 fn collect(schema: &Schema, id: TypeId, needed: &mut BTreeSet<String>) {
@@ -120,23 +155,24 @@ fn collect(schema: &Schema, id: TypeId, needed: &mut BTreeSet<String>) {
 }
 
 /// Enough of the paths that kubectl finds what it can do with a kind.
-fn operations(schema: &Schema, resource: &Resource, paths: &mut Map<String, Value>) {
+fn operations(resource: &Resource, paths: &mut Map<String, Value>) {
     let info = resource.info();
     let gvk = json!({"group": info.group, "version": info.version, "kind": info.kind});
     let parameters: Vec<_> = ["dryRun", "fieldManager", "fieldValidation"]
         .map(|name| json!({"name": name, "in": "query", "schema": {"type": "string"}}))
         .into();
-    let reference =
-        json!({"$ref": format!("#/components/schemas/{}", schema.get(resource.type_id).name)});
+    let reference = json!({"$ref": format!("#/components/schemas/{}", schema_name(resource))});
     let content = json!({"application/json": {"schema": reference}});
     let responses = json!({"200": {"description": "OK", "content": content}});
     let body = json!({"content": {"*/*": {"schema": reference}}, "required": true});
     let any = json!({"schema": {"type": "object"}});
-    let patch_body = json!({"required": true, "content": {
+    let mut patch_body = json!({"required": true, "content": {
         "application/json-patch+json": any,
         "application/merge-patch+json": any,
-        "application/strategic-merge-patch+json": any,
     }});
+    if resource.type_id.is_some() {
+        patch_body["content"]["application/strategic-merge-patch+json"] = any;
+    }
     let operation = |action: &str, body: Option<&Value>| {
         let mut operation = json!({
             "x-kubernetes-action": action,

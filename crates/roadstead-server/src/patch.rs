@@ -12,6 +12,9 @@ use crate::registry::Resource;
 const ACCEPTED: &str = "application/json-patch+json, application/merge-patch+json, \
     application/strategic-merge-patch+json";
 
+/// Strategic merge needs types that custom kinds do not have.
+const CUSTOM_ACCEPTED: &str = "application/json-patch+json, application/merge-patch+json";
+
 /// A patch that can be applied to any state of an object.
 #[derive(Debug)]
 pub enum Patch {
@@ -42,7 +45,10 @@ impl Patch {
             Self::Json(patch) => roadstead_patch::json(&mut new, patch.clone()),
             Self::Merge(patch) => roadstead_patch::merge(&mut new, patch),
             Self::Strategic(patch) => {
-                strategic::merge(api.schema, resource.type_id, &mut new, patch.clone())
+                let Some(id) = resource.type_id else {
+                    return Err(ApiError::unsupported_media_type(CUSTOM_ACCEPTED));
+                };
+                strategic::merge(api.schema, id, &mut new, patch.clone())
             }
         };
         result.map_err(|error| match error {

@@ -171,5 +171,6 @@ pub fn watch(
         0 => Duration::from_secs(30 * 60 + after.0 % 1800),
         seconds => Duration::from_secs(seconds),
     };
-    Ok(Watch { kind: resource.kind, view, filter, bookmarks, timeout, initial, feed })
+    let kind = resource.kind.clone();
+    Ok(Watch { kind, view, filter, bookmarks, timeout, initial, feed })
 }

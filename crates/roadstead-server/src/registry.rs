@@ -1,25 +1,52 @@
 //! Which kinds are served, and under which paths.
 
 use std::collections::HashMap;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use roadstead_api::kind::{Info, Kind};
 use roadstead_api::kinds;
 use roadstead_api::schema::{Schema, TypeId};
 use roadstead_store::entry::Key;
+use roadstead_store::feed::Feed;
+use roadstead_store::memory::Store;
+
+use crate::custom::{self, Custom};
+use crate::openapi::Documents;
+
+/// A kind that is built in, or that a user has defined.
+#[derive(Clone)]
+pub enum KindRef {
+    /// Part of the program.
+    BuiltIn(&'static dyn Kind),
+    /// Part of the cluster.
+    Custom(Arc<Custom>),
+}
+
+impl Deref for KindRef {
+    type Target = dyn Kind;
+
+    fn deref(&self) -> &Self::Target {
+        match self {
+            Self::BuiltIn(kind) => *kind,
+            Self::Custom(kind) => &**kind,
+        }
+    }
+}
 
 /// A kind together with what the server derives from it.
 pub struct Resource {
     /// What objects of this kind mean.
-    pub kind: &'static dyn Kind,
-    /// Their type in the schema.
-    pub type_id: TypeId,
+    pub kind: KindRef,
+    /// The type of built-in objects in the schema.
+    pub type_id: Option<TypeId>,
     /// Where the store keeps them.
     pub bucket: String,
 }
 
 impl Resource {
     /// Names, scope and shape.
-    pub fn info(&self) -> &'static Info {
+    pub fn info(&self) -> &Info {
         self.kind.info()
     }
 
@@ -37,36 +64,40 @@ impl Resource {
     }
 }
 
-/// All kinds by path.
+/// All kinds by path, at one moment.
 pub struct Registry {
     resources: Vec<Resource>,
-    by_path: HashMap<(&'static str, &'static str, &'static str), usize>,
+    by_path: HashMap<(String, String, String), usize>,
+    /// The documents that describe these kinds.
+    pub documents: Documents,
 }
 
 impl Registry {
-    /// The built-in kinds.
-    pub fn built_in() -> Self {
+    fn new(customs: Vec<Arc<Custom>>) -> Self {
         let schema = Schema::kubernetes();
-        let resources: Vec<_> = kinds::all()
-            .into_iter()
-            .map(|kind| {
-                let info = kind.info();
-                let type_id = schema.of_kind(info.group, info.version, info.kind);
-                let type_id = type_id.expect("every kind we serve is in the schema");
-                Resource { kind, type_id, bucket: info.resource() }
-            })
-            .collect();
+        let built_in = kinds::all().into_iter().map(|kind| {
+            let info = kind.info();
+            let type_id = schema.of_kind(info.group, info.version, info.kind);
+            assert!(type_id.is_some(), "{} is not in the schema", info.kind);
+            Resource { kind: KindRef::BuiltIn(kind), type_id, bucket: info.resource() }
+        });
+        let customs = customs.into_iter().map(|kind| {
+            let bucket = kind.info().resource();
+            Resource { kind: KindRef::Custom(kind), type_id: None, bucket }
+        });
+        let resources: Vec<_> = built_in.chain(customs).collect();
         let paths = resources.iter().enumerate().map(|(index, resource)| {
             let info = resource.info();
-            ((info.group, info.version, info.plural), index)
+            ((info.group.to_owned(), info.version.to_owned(), info.plural.to_owned()), index)
         });
         let by_path = paths.collect();
-        Self { resources, by_path }
+        Self { resources, by_path, documents: Documents::default() }
     }
 
     /// The kind served under a group, version and plural.
     pub fn find(&self, group: &str, version: &str, plural: &str) -> Option<&Resource> {
-        self.by_path.get(&(group, version, plural)).map(|&index| &self.resources[index])
+        let path = (group.to_owned(), version.to_owned(), plural.to_owned());
+        self.by_path.get(&path).map(|&index| &self.resources[index])
     }
 
     /// A core kind that must exist.
@@ -80,7 +111,7 @@ impl Registry {
     }
 
     /// All groups in the order of discovery, each with its versions.
-    pub fn groups(&self) -> Vec<(&'static str, &'static str)> {
+    pub fn groups(&self) -> Vec<(&str, &str)> {
         let mut groups = Vec::new();
         for resource in &self.resources {
             let group = (resource.info().group, resource.info().version);
@@ -89,5 +120,34 @@ impl Registry {
             }
         }
         groups
+    }
+}
+
+/// The registry as it is now: custom kinds appear and vanish with their definitions.
+pub struct Catalog {
+    store: Arc<Store>,
+    state: Mutex<(Option<Feed>, Arc<Registry>)>,
+}
+
+impl Catalog {
+    /// Follows the definitions in a store.
+    pub fn new(store: Arc<Store>) -> Self {
+        Self { store, state: Mutex::new((None, Arc::new(Registry::new(Vec::new())))) }
+    }
+
+    /// The kinds served now. A definition counts as soon as its creation has been answered.
+    pub fn now(&self) -> Arc<Registry> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let changed = match &mut state.0 {
+            Some(feed) => feed.now().map_or(true, |batch| !batch.events.is_empty()),
+            None => true,
+        };
+        if changed && let Ok(snapshot) = self.store.list(custom::DEFINITIONS, "", None) {
+            let definitions = snapshot.entries.iter();
+            let customs = definitions.flat_map(|entry| custom::read(&entry.value)).collect();
+            state.0 = self.store.feed(custom::DEFINITIONS, snapshot.revision).ok();
+            state.1 = Arc::new(Registry::new(customs));
+        }
+        state.1.clone()
     }
 }

@@ -87,7 +87,8 @@ impl Tokens {
             .claims;
         let about = |field: &str| claims.text(&format!("/kubernetes.io/{field}")).to_owned();
         let (namespace, name) = (about("namespace"), about("serviceaccount/name"));
-        let accounts = api.registry.core("serviceaccounts");
+        let registry = api.registry();
+        let accounts = registry.core("serviceaccounts");
         let account = api.store.get(&accounts.key(&namespace, &name));
         let account = account.map(|entry| object::value(&entry)).unwrap_or_default();
         if account.text("/metadata/uid") != about("serviceaccount/uid") {

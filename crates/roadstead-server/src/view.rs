@@ -68,8 +68,8 @@ impl View {
             Self::Table(include) => {
                 let object = object::value(entry);
                 let version = entry.revision;
-                let rows = vec![row(resource.kind, object, include, now)];
-                table(resource.kind, rows, json!({"resourceVersion": version.to_string()})).into()
+                let rows = vec![row(&*resource.kind, object, include, now)];
+                table(&*resource.kind, rows, json!({"resourceVersion": version.to_string()})).into()
             }
         }
     }
@@ -80,8 +80,8 @@ impl View {
         match self {
             Self::Table(include) => {
                 let objects = list.entries.iter().map(|entry| object::value(entry));
-                let rows = objects.map(|object| row(resource.kind, object, include, now));
-                table(resource.kind, rows.collect(), list.metadata()).into()
+                let rows = objects.map(|object| row(&*resource.kind, object, include, now));
+                table(&*resource.kind, rows.collect(), list.metadata()).into()
             }
             Self::Metadata => {
                 let objects = list.entries.iter().map(|entry| metadata(&object::value(entry)));

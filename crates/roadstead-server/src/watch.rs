@@ -10,7 +10,6 @@ use std::time::Duration;
 use bytes::{BufMut, Bytes, BytesMut};
 use futures::stream::{self, Stream};
 use jiff::Timestamp;
-use roadstead_api::kind::Kind;
 use roadstead_store::entry::{Entry, Event, Revision};
 use roadstead_store::feed::Feed;
 use serde_json::{Value, json};
@@ -18,6 +17,7 @@ use tokio::time::{self, Instant};
 
 use crate::error::ApiError;
 use crate::filter::Filter;
+use crate::registry::KindRef;
 use crate::view::View;
 
 /// How often a watcher that asked for bookmarks gets one.
@@ -26,7 +26,7 @@ const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
 /// What a watcher asked for.
 pub struct Watch {
     /// The kind it watches.
-    pub kind: &'static dyn Kind,
+    pub kind: KindRef,
     /// The form in which it wants objects.
     pub view: View,
     /// Which objects it wants.
@@ -174,12 +174,12 @@ impl Watcher {
     fn tell(&mut self, kind: &str, bytes: &[u8], revision: Revision) {
         let view = self.watch.view;
         let first = std::mem::take(&mut self.first);
-        let object = view.watched(self.watch.kind, bytes, revision, first, Timestamp::now());
+        let object = view.watched(&*self.watch.kind, bytes, revision, first, Timestamp::now());
         self.pending.push_back(line(kind, &object));
     }
 
     fn bookmark(&self, annotations: Option<Value>) -> Bytes {
-        let (kind, version) = self.watch.view.type_meta(self.watch.kind);
+        let (kind, version) = self.watch.view.type_meta(&*self.watch.kind);
         let mut metadata = json!({"resourceVersion": self.reached.to_string()});
         if let Some(annotations) = annotations {
             metadata["annotations"] = annotations;

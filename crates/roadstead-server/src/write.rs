@@ -229,7 +229,8 @@ fn check_namespace(
     if !resource.info().namespaced {
         return Ok(());
     }
-    let namespaces = api.registry.core("namespaces");
+    let registry = api.registry();
+    let namespaces = registry.core("namespaces");
     let Some(entry) = api.store.get(&namespaces.key("", namespace)) else {
         return Err(ApiError::not_found(namespaces.info(), namespace));
     };

@@ -1,0 +1,119 @@
+//! Kinds that users define: CustomResourceDefinitions made into [`Kind`]s.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use jiff::Timestamp;
+use roadstead_api::kind::{Column, Info, Kind, age_cell, name_cell};
+use roadstead_api::look::Look;
+use serde_json::Value;
+
+/// Where the store keeps the definitions.
+pub const DEFINITIONS: &str = "customresourcedefinitions.apiextensions.k8s.io";
+
+/// One version of a kind that a user has defined.
+pub struct Custom {
+    info: Info,
+    columns: Vec<Column>,
+    /// The JSON paths of the columns after the name.
+    paths: Vec<String>,
+    /// The schema as it was given.
+    pub schema: Value,
+}
+
+/// The kinds of a definition: one for each version that is served.
+pub fn read(definition: &[u8]) -> Vec<Arc<Custom>> {
+    let definition: Value = serde_json::from_slice(definition).unwrap_or_default();
+    let versions = definition.list("/spec/versions").iter();
+    let served = versions.filter(|version| version.flag("/served"));
+    served.map(|version| Arc::new(Custom::new(&definition, version))).collect()
+}
+
+impl Custom {
+    fn new(definition: &Value, version: &Value) -> Self {
+        let name = |field: &str| intern(definition.text(&format!("/spec/names/{field}")));
+        let list = |field: &str| {
+            let texts = definition.list(&format!("/spec/names/{field}")).iter();
+            let texts: Vec<_> = texts.filter_map(Value::as_str).map(intern).collect();
+            intern_list(texts)
+        };
+        let info = Info {
+            namespaced: definition.text("/spec/scope") == "Namespaced",
+            short_names: list("shortNames"),
+            categories: list("categories"),
+            status: version.has("/subresources/status"),
+            scale: version.has("/subresources/scale"),
+            generation: true,
+            ..Info::new(
+                intern(definition.text("/spec/group")),
+                intern(version.text("/name")),
+                name("kind"),
+                name("plural"),
+                name("singular"),
+            )
+        };
+        let mut columns = vec![Column::text("Name")];
+        let mut paths = Vec::new();
+        for column in version.list("/additionalPrinterColumns") {
+            columns.push(Column {
+                name: intern(column.text("/name")),
+                ty: intern(column.text("/type")),
+                wide: column.int("/priority") > 0,
+            });
+            paths.push(column.text("/jsonPath").to_owned());
+        }
+        if paths.is_empty() {
+            columns.push(Column::text("Age"));
+            paths.push(".metadata.creationTimestamp".to_owned());
+        }
+        Self { info, columns, paths, schema: version["schema"]["openAPIV3Schema"].clone() }
+    }
+}
+
+impl Kind for Custom {
+    fn info(&self) -> &Info {
+        &self.info
+    }
+
+    fn columns(&self) -> &[Column] {
+        &self.columns
+    }
+
+    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
+        let cells = self.paths.iter().map(|path| match path.as_str() {
+            ".metadata.creationTimestamp" => age_cell(object, now),
+            path => object.pointer(&path.replace('.', "/")).cloned().unwrap_or_default(),
+        });
+        [name_cell(object)].into_iter().chain(cells).collect()
+    }
+}
+
+/// Names of kinds live as long as the process; each is kept once, however often a definition
+/// comes and goes.
+fn intern(text: &str) -> &'static str {
+    static NAMES: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
+    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    let names = names.get_or_insert_default();
+    match names.get(text) {
+        Some(known) => known,
+        None => {
+            let kept: &'static str = Box::leak(text.to_owned().into_boxed_str());
+            names.insert(kept);
+            kept
+        }
+    }
+}
+
+fn intern_list(texts: Vec<&'static str>) -> &'static [&'static str] {
+    static LISTS: Mutex<Option<HashSet<&'static [&'static str]>>> = Mutex::new(None);
+    let mut lists = LISTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let lists = lists.get_or_insert_default();
+    match lists.get(&texts[..]) {
+        Some(known) => known,
+        None => {
+            let kept: &'static [&'static str] = Box::leak(texts.into_boxed_slice());
+            lists.insert(kept);
+            kept
+        }
+    }
+}

@@ -79,6 +79,8 @@ pub struct Field {
     pub retain_keys: bool,
     /// Whether the map (or object) is replaced as a whole by server-side apply.
     pub atomic: bool,
+    /// Whether the object is merged field by field although its definition is atomic.
+    pub granular: bool,
 }
 
 /// A named type with fields.
@@ -92,6 +94,9 @@ pub struct Definition {
     pub gvk: Option<(String, String, String)>,
     /// What a reference to this definition means.
     pub ty: Type,
+    /// Whether server-side apply replaces such an object as a whole, unless the field that holds
+    /// it says otherwise.
+    pub atomic: bool,
 }
 
 /// All definitions.
@@ -124,7 +129,8 @@ impl Schema {
             let ty = raw.ty.map_or(Type::Object(id), |text| read_type(&text, &by_name));
             let fields = raw.fields.into_iter();
             let fields = fields.map(|(name, field)| (name, field.build(&by_name))).collect();
-            definitions.push(Definition { name, fields, gvk, ty });
+            let atomic = raw.map.as_deref() == Some("atomic");
+            definitions.push(Definition { name, fields, gvk, ty, atomic });
         }
         Ok(Self { definitions, by_name, by_gvk })
     }
@@ -160,6 +166,7 @@ struct RawDefinition {
     gvk: Option<RawGvk>,
     #[serde(rename = "type")]
     ty: Option<String>,
+    map: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -199,6 +206,7 @@ impl RawField {
             keys: self.keys,
             merge_key: self.merge_key,
             atomic: self.map.as_deref() == Some("atomic"),
+            granular: self.map.as_deref() == Some("granular"),
         }
     }
 }
@@ -236,4 +244,7 @@ fn the_schema_knows_services() {
     assert_eq!((ports.merge_key.as_deref(), ports.merges), (Some("port"), true));
     assert_eq!(ports.keys, ["port", "protocol"]);
     assert!(spec.fields["selector"].atomic);
+    assert!(schema.get(schema.named("io.k8s.api.core.v1.ObjectReference").unwrap()).atomic);
+    let volume = schema.get(schema.named("io.k8s.api.core.v1.PersistentVolumeSpec").unwrap());
+    assert!(volume.fields["claimRef"].granular);
 }

@@ -1,4 +1,5 @@
-//! Merging a change into an object: JSON patch, JSON merge patch and strategic merge patch.
+//! Merging a change into an object: JSON patch, JSON merge patch, strategic merge patch and
+//! server-side apply.
 //!
 //! Pure functions over JSON values; which lists are merged by which key comes from the schema in
 //! `roadstead-api`. Routing a request to the right kind of patch, retrying on conflict and
@@ -7,6 +8,7 @@
 use json_patch::Patch;
 use serde_json::Value;
 
+pub mod apply;
 pub mod strategic;
 
 /// Why a patch could not be applied.

@@ -16,7 +16,7 @@ use roadstead_server::api::{self, User};
 use roadstead_server::bootstrap;
 use roadstead_server::local::Local;
 use roadstead_server::tokens::Tokens;
-use roadstead_store::memory::Store;
+use roadstead_store::store::Store;
 use roadstead_watch::informer::{Change, informer};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -40,7 +40,7 @@ impl Cluster {
         let random = Random::new(seed);
         let range = "10.96.0.0/24".parse().unwrap();
         let config = api::Config { service_range: range, advertise: None, audit: None };
-        let api = api::Api::new(Store::new(), config, Tokens::ephemeral().unwrap());
+        let api = api::Api::new(Store::memory(), config, Tokens::ephemeral().unwrap());
         bootstrap::run(&api).await.unwrap();
         let local = Local::new(api, User::component());
         let client = Client::new(local.clone(), "default");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use roadstead_api::schema::Schema;
-use roadstead_store::memory::Store;
+use roadstead_store::store::Store;
 
 use crate::audit::Audit;
 use crate::limits::Limits;

@@ -10,7 +10,7 @@ use roadstead_api::look::Look;
 use roadstead_api::selector::Selector;
 use roadstead_store::entry::Revision;
 use roadstead_store::feed::Feed;
-use roadstead_store::memory::Store;
+use roadstead_store::store::Store;
 use serde::Deserialize;
 use serde_json::Value;
 

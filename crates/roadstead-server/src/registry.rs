@@ -9,7 +9,7 @@ use roadstead_api::kinds;
 use roadstead_api::schema::{Schema, TypeId};
 use roadstead_store::entry::Key;
 use roadstead_store::feed::Feed;
-use roadstead_store::memory::Store;
+use roadstead_store::store::Store;
 
 use crate::custom::{self, Custom};
 use crate::openapi::Documents;

@@ -16,6 +16,9 @@ impl fmt::Display for Revision {
     }
 }
 
+/// Milliseconds since 1970.
+pub(crate) type Millis = u64;
+
 /// `bucket/path`: the bucket is what a watcher follows, the path is ordered within it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
@@ -59,17 +62,20 @@ pub struct Event {
     pub before: Option<Arc<Entry>>,
     /// The state after; `None` if this write deleted the entry.
     pub after: Option<Arc<Entry>>,
+    /// When it was written.
+    pub(crate) at: Millis,
     memo: OnceLock<Box<dyn Any + Send + Sync>>,
 }
 
 impl Event {
     pub(crate) fn new(
         revision: Revision,
+        at: Millis,
         key: Key,
         before: Option<Arc<Entry>>,
         after: Option<Arc<Entry>>,
     ) -> Self {
-        Self { revision, key, before, after, memo: OnceLock::new() }
+        Self { revision, key, before, after, at, memo: OnceLock::new() }
     }
 
     /// What the first reader made of this event, kept for all others: an event is encoded once,

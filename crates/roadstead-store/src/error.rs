@@ -1,9 +1,15 @@
-//! Why the store refused.
+//! Why the store refused, or could not be opened.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use jiff::Timestamp;
 
 use crate::entry::{Key, Revision};
 
 /// Why the store refused.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
     /// Somebody else wrote first.
     #[error("{key} is at revision {found:?}, the write expected {expected:?}")]
@@ -30,5 +36,52 @@ pub enum StoreError {
         asked: Revision,
         /// The revision of the newest write.
         newest: Revision,
+    },
+    /// A write did not reach the disk: none is accepted any more, reads go on.
+    #[error("the store is read-only since {since:.0}: {cause}")]
+    ReadOnly {
+        /// When the first write failed.
+        since: Timestamp,
+        /// Why it did.
+        cause: Arc<str>,
+    },
+}
+
+/// Why a store could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The file or its directory cannot be used.
+    #[error("cannot use {path}")]
+    File {
+        /// Which one.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Another process has it open.
+    #[error("the store {path} is in use by {holder}")]
+    InUse {
+        /// The file.
+        path: PathBuf,
+        /// The process, if we may see it.
+        holder: String,
+    },
+    /// A later version of Roadstead has written it.
+    #[error("the store {path} has format {found}, this version of roadstead knows up to {known}")]
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// Its format.
+        found: u64,
+        /// The newest format that we know.
+        known: u64,
+    },
+    /// The file is not a store, or it is damaged.
+    #[error("the store {path} cannot be read: {why}")]
+    Corrupt {
+        /// The file.
+        path: PathBuf,
+        /// What does not fit.
+        why: String,
     },
 }

@@ -6,7 +6,7 @@ use tokio::sync::watch;
 
 use crate::entry::{Event, Revision};
 use crate::error::StoreError;
-use crate::memory::Store;
+use crate::store::Store;
 
 /// What happened in a bucket since the last look.
 #[derive(Debug)]

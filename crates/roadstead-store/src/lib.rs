@@ -3,10 +3,24 @@
 //! The store knows nothing of kinds. It gives every write the next revision, keeps a bounded
 //! history, and offers one ordered feed per bucket from which any number of watchers read at their
 //! own pace: a slow one finds its history gone and must start again, it never slows a writer.
-//! Only `roadstead-server` uses it.
+//!
+//! All reads come from memory. A store on disk differs from one in memory only in what happens
+//! before a write is published: the committer hands it to a journal, which returns when it is
+//! durable. Only `roadstead-server` uses this crate; the binary opens it and makes snapshots.
 
+mod clock;
+mod committer;
+mod disk;
 pub mod entry;
 pub mod error;
 pub mod feed;
-pub mod memory;
+pub mod history;
+mod holder;
+mod journal;
+mod plan;
+mod state;
+pub mod store;
 pub mod transaction;
+
+#[cfg(test)]
+mod faults;

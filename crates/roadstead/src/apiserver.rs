@@ -13,7 +13,7 @@ use roadstead_server::audit::{Audit, Policy};
 use roadstead_server::identity::{Authority, write_secret};
 use roadstead_server::tokens::Tokens;
 use roadstead_server::{bootstrap, serve};
-use roadstead_store::memory::Store;
+use roadstead_store::store::Store;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -116,7 +116,7 @@ pub async fn start(
     let listener = bind(listen).await?;
     let address = listener.local_addr().context("a bound socket has an address")?;
     let advertise = advertise.map(|ip| (ip, address.port()));
-    let api = Api::new(Store::new(), Config { service_range, advertise, audit }, tokens);
+    let api = Api::new(Store::memory(), Config { service_range, advertise, audit }, tokens);
     bootstrap::run(&api)
         .await
         .map_err(|error| anyhow::anyhow!("cannot prepare the cluster: {}", error.message))?;

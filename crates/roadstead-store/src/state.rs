@@ -1,0 +1,216 @@
+//! What readers see: objects by key, and the recent history of each bucket. It holds only what is
+//! durable.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::ops::Bound;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::entry::{Entry, Event, Key, Millis, Revision};
+use crate::error::StoreError;
+use crate::feed::Batch;
+use crate::history::{History, Limits};
+use crate::journal::Contents;
+use crate::plan::Plan;
+use crate::store::Snapshot;
+
+/// The objects, their history, and the one order of all writes.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    pub(crate) revision: Revision,
+    /// What any bucket had forgotten when the store was opened.
+    floor: Revision,
+    buckets: HashMap<Arc<str>, Bucket>,
+    history: History,
+}
+
+#[derive(Debug)]
+struct Bucket {
+    entries: BTreeMap<Arc<str>, Arc<Entry>>,
+    history: VecDeque<Arc<Event>>,
+    /// Events up to and including this revision have been forgotten.
+    forgotten: Revision,
+    changed: watch::Sender<Revision>,
+}
+
+impl Bucket {
+    fn new(forgotten: Revision) -> Self {
+        let (changed, _) = watch::channel(Revision(0));
+        let (entries, history) = (BTreeMap::new(), VecDeque::new());
+        Self { entries, history, forgotten, changed }
+    }
+}
+
+impl State {
+    /// An empty state.
+    pub(crate) fn new(limits: Limits) -> Self {
+        Self { history: History::new(limits), ..Self::default() }
+    }
+
+    /// The state that a journal holds: the present, from which the past follows by undoing one
+    /// write after the other. Fails if they do not fit.
+    pub(crate) fn load(contents: Contents, limits: Limits) -> Result<Self, String> {
+        let mut state = Self { floor: contents.compacted, ..Self::new(limits) };
+        let last = contents.log.last().map_or(contents.compacted, |undo| undo.revision);
+        state.revision = last;
+        for entry in contents.entries {
+            if entry.revision > last {
+                return Err(format!("{} is newer than the log, which ends at {last}", entry.key));
+            }
+            let key = state.shared_key(entry.key);
+            let entry = Arc::new(Entry { key: key.clone(), ..entry });
+            state.bucket(&key.bucket).entries.insert(key.path.clone(), entry);
+        }
+        let mut events = Vec::with_capacity(contents.log.len());
+        let mut past: HashMap<Key, Option<Arc<Entry>>> = HashMap::new();
+        let mut expected = last;
+        for undo in contents.log.into_iter().rev() {
+            let (key, revision) = (state.shared_key(undo.key), undo.revision);
+            let after = past.remove(&key).unwrap_or_else(|| state.get(&key).cloned());
+            let fits = after.as_ref().is_none_or(|entry| entry.revision == revision);
+            if !fits || revision != expected {
+                return Err(format!("the log does not explain {key} at revision {revision}"));
+            }
+            expected = Revision(revision.0 - 1);
+            let before = undo
+                .before
+                .map(|(revision, value)| Arc::new(Entry { key: key.clone(), value, revision }));
+            past.insert(key.clone(), before.clone());
+            events.push(Arc::new(Event::new(revision, undo.at, key, before, after)));
+        }
+        if expected != state.floor {
+            return Err(format!("the log begins after {expected}, not after {}", state.floor));
+        }
+        events.into_iter().rev().for_each(|event| state.remember(event));
+        Ok(state)
+    }
+
+    /// Decides how much of the past the plan forgets.
+    pub(crate) fn age(&self, plan: &mut Plan, now: Millis) {
+        plan.forget = self.history.forgettable(&plan.events, now).map(|event| event.revision);
+    }
+
+    /// Carries out a plan that was made from this state, and tells those who wait.
+    pub(crate) fn apply(&mut self, plan: Plan) {
+        while let Some(oldest) = self.history.oldest()
+            && plan.forget.is_some_and(|horizon| oldest.revision <= horizon)
+        {
+            let bucket = oldest.key.bucket.clone();
+            let (oldest, bucket) = (self.history.pop(), self.bucket(&bucket));
+            bucket.history.pop_front();
+            bucket.forgotten = oldest.map_or(bucket.forgotten, |event| event.revision);
+        }
+        let mut touched = Vec::new();
+        for event in plan.events {
+            self.revision = event.revision;
+            let entries = &mut self.bucket(&event.key.bucket).entries;
+            match &event.after {
+                Some(entry) => entries.insert(event.key.path.clone(), entry.clone()),
+                None => entries.remove(&event.key.path),
+            };
+            if !touched.contains(&event.key.bucket) {
+                touched.push(event.key.bucket.clone());
+            }
+            self.remember(event);
+        }
+        for bucket in touched {
+            self.buckets[&bucket].changed.send_replace(self.revision);
+        }
+    }
+
+    pub(crate) fn get(&self, key: &Key) -> Option<&Arc<Entry>> {
+        self.buckets.get(&key.bucket)?.entries.get(&key.path)
+    }
+
+    /// The same key, sharing the name of the bucket with all others.
+    pub(crate) fn shared_key(&self, key: Key) -> Key {
+        match self.buckets.get_key_value(&key.bucket) {
+            Some((bucket, _)) => Key { bucket: bucket.clone(), path: key.path },
+            None => key,
+        }
+    }
+
+    /// All entries, in the order of their keys.
+    pub(crate) fn all(&self) -> Vec<Arc<Entry>> {
+        let buckets: BTreeMap<_, _> = self.buckets.iter().collect();
+        buckets.into_values().flat_map(|bucket| bucket.entries.values().cloned()).collect()
+    }
+
+    pub(crate) fn list(
+        &self,
+        bucket: &str,
+        prefix: &str,
+        at: Option<Revision>,
+    ) -> Result<Snapshot, StoreError> {
+        let newest = self.revision;
+        let revision = at.unwrap_or(newest);
+        if revision > newest {
+            return Err(StoreError::Future { asked: revision, newest });
+        }
+        let Some(bucket) = self.buckets.get(bucket) else {
+            check_kept(revision, self.floor)?;
+            return Ok(Snapshot { entries: Vec::new(), revision });
+        };
+        let matching = bucket.under(prefix).cloned();
+        if revision == newest {
+            return Ok(Snapshot { entries: matching.collect(), revision });
+        }
+        check_kept(revision, bucket.forgotten)?;
+        // Undo what came later, newest first.
+        let mut past: BTreeMap<_, _> = matching.map(|e| (e.key.path.clone(), e)).collect();
+        let later = bucket.history.iter().rev().take_while(|event| event.revision > revision);
+        for event in later.filter(|event| event.key.path.starts_with(prefix)) {
+            match &event.before {
+                Some(before) => past.insert(event.key.path.clone(), before.clone()),
+                None => past.remove(&event.key.path),
+            };
+        }
+        Ok(Snapshot { entries: past.into_values().collect(), revision })
+    }
+
+    /// A reader of a bucket's events after a revision, if they are all still there.
+    pub(crate) fn subscribe(
+        &mut self,
+        bucket: &Arc<str>,
+        after: Revision,
+    ) -> Result<watch::Receiver<Revision>, StoreError> {
+        let bucket = self.bucket(bucket);
+        check_kept(after, bucket.forgotten)?;
+        Ok(bucket.changed.subscribe())
+    }
+
+    pub(crate) fn events_after(&self, bucket: &str, after: Revision) -> Result<Batch, StoreError> {
+        // A reader may wait for a revision that has not been reached yet.
+        let revision = self.revision.max(after);
+        let Some(bucket) = self.buckets.get(bucket) else {
+            return Ok(Batch { events: Vec::new(), revision });
+        };
+        check_kept(after, bucket.forgotten)?;
+        let first = bucket.history.partition_point(|event| event.revision <= after);
+        Ok(Batch { events: bucket.history.range(first..).cloned().collect(), revision })
+    }
+
+    fn bucket(&mut self, name: &Arc<str>) -> &mut Bucket {
+        let floor = self.floor;
+        self.buckets.entry(name.clone()).or_insert_with(|| Bucket::new(floor))
+    }
+
+    fn remember(&mut self, event: Arc<Event>) {
+        self.bucket(&event.key.bucket).history.push_back(event.clone());
+        self.history.push(event);
+    }
+}
+
+impl Bucket {
+    fn under<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = &'a Arc<Entry>> {
+        self.entries
+            .range::<str, _>((Bound::Included(prefix), Bound::Unbounded))
+            .take_while(move |(path, _)| path.starts_with(prefix))
+            .map(|(_, entry)| entry)
+    }
+}
+
+fn check_kept(asked: Revision, oldest: Revision) -> Result<(), StoreError> {
+    if asked < oldest { Err(StoreError::Compacted { asked, oldest }) } else { Ok(()) }
+}

@@ -1,0 +1,127 @@
+//! The store: reads from memory, writes through the committer.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::clock::Clock;
+use crate::committer::{Committer, View};
+use crate::disk::Disk;
+use crate::entry::{Entry, Key, Revision};
+use crate::error::{OpenError, StoreError};
+use crate::feed::{Batch, Feed};
+use crate::history::Limits;
+use crate::journal::{Contents, Journal};
+use crate::state::State;
+use crate::transaction::Transaction;
+
+/// What an operator can choose.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// How much of the past is kept.
+    pub history: Limits,
+}
+
+/// The objects, their history, and the one order of all writes.
+#[derive(Debug)]
+pub struct Store {
+    view: Arc<View>,
+    clock: Clock,
+    /// `None`: writes are gone when the process ends.
+    committer: Option<Committer>,
+}
+
+/// Entries as they were at one revision.
+#[derive(Debug)]
+pub struct Snapshot {
+    /// In the order of their paths.
+    pub entries: Vec<Arc<Entry>>,
+    /// The revision at which all of them were true.
+    pub revision: Revision,
+}
+
+impl Store {
+    /// An empty store in memory.
+    pub fn memory() -> Arc<Self> {
+        Self::memory_with(Options::default())
+    }
+
+    /// An empty store in memory.
+    pub fn memory_with(options: Options) -> Arc<Self> {
+        let view = View::new(State::new(options.history));
+        Arc::new(Self { view, clock: Clock::new(0), committer: None })
+    }
+
+    /// The store in a file, which is made on first use. Blocks while it is read.
+    ///
+    /// A write is acknowledged when it is on disk. When the disk fails, all writes from then on
+    /// fail with [`StoreError::ReadOnly`], and reads go on.
+    pub fn open(path: &Path, options: Options) -> Result<Arc<Self>, OpenError> {
+        let (disk, contents) = Disk::open(path)?;
+        Self::over(disk, contents, options)
+            .map_err(|why| OpenError::Corrupt { path: path.to_owned(), why })
+    }
+
+    /// A store over a journal that holds these contents.
+    pub(crate) fn over(
+        journal: impl Journal + 'static,
+        contents: Contents,
+        options: Options,
+    ) -> Result<Arc<Self>, String> {
+        let clock = Clock::new(contents.log.last().map_or(0, |undo| undo.at));
+        let view = View::new(State::load(contents, options.history)?);
+        let committer = Committer::start(view.clone(), journal).map_err(|e| e.to_string())?;
+        Ok(Arc::new(Self { view, clock, committer: Some(committer) }))
+    }
+
+    /// The revision of the newest write.
+    pub fn revision(&self) -> Revision {
+        self.view.read().revision
+    }
+
+    /// The newest state of one entry.
+    pub fn get(&self, key: &Key) -> Option<Arc<Entry>> {
+        self.view.read().get(key).cloned()
+    }
+
+    /// The entries of a bucket whose path begins with `prefix`, now or at a past revision.
+    pub fn list(
+        &self,
+        bucket: &str,
+        prefix: &str,
+        at: Option<Revision>,
+    ) -> Result<Snapshot, StoreError> {
+        self.view.read().list(bucket, prefix, at)
+    }
+
+    /// The entries of all buckets, in the order of their keys.
+    pub fn all(&self) -> Snapshot {
+        let state = self.view.read();
+        Snapshot { entries: state.all(), revision: state.revision }
+    }
+
+    /// Carries out all writes of a transaction if all its conditions hold, else none.
+    ///
+    /// Returns the revision of the last write; the writes have consecutive revisions. They happen
+    /// even if nobody waits for the answer.
+    pub async fn commit(&self, transaction: Transaction) -> Result<Revision, StoreError> {
+        let now = self.clock.now();
+        match &self.committer {
+            None => self.view.commit(transaction, now),
+            Some(committer) => committer.commit(transaction, now).await,
+        }
+    }
+
+    /// Follows a bucket from just after a revision.
+    pub fn feed(self: &Arc<Self>, bucket: &str, after: Revision) -> Result<Feed, StoreError> {
+        let bucket: Arc<str> = bucket.into();
+        let changed = self.view.write().subscribe(&bucket, after)?;
+        Ok(Feed::new(self.clone(), bucket, after, changed))
+    }
+
+    pub(crate) fn events_after(&self, bucket: &str, after: Revision) -> Result<Batch, StoreError> {
+        self.view.read().events_after(bucket, after)
+    }
+}
+
+#[cfg(test)]
+mod tests;

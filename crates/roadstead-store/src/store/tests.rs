@@ -1,0 +1,237 @@
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bytes::Bytes;
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+use super::*;
+
+fn key(path: &str) -> Key {
+    Key::new("things", path)
+}
+
+fn put(path: &str, value: &str) -> Transaction {
+    Transaction::new().put(key(path), Bytes::copy_from_slice(value.as_bytes()))
+}
+
+fn text(snapshot: &Snapshot) -> String {
+    let words = snapshot.entries.iter().map(|entry| {
+        format!("{}={}@{}", entry.key.path, String::from_utf8_lossy(&entry.value), entry.revision)
+    });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+/// A store of either sort; the one on disk can be closed and opened again.
+struct Subject {
+    store: Arc<Store>,
+    options: Options,
+    directory: Option<TempDir>,
+}
+
+impl Subject {
+    fn both(options: Options) -> [Self; 2] {
+        let directory = tempfile::tempdir().unwrap();
+        let disk = Store::open(&directory.path().join("store.redb"), options).unwrap();
+        [
+            Self { store: Store::memory_with(options), options, directory: None },
+            Self { store: disk, options, directory: Some(directory) },
+        ]
+    }
+
+    /// Only a store on disk outlives its process.
+    fn reopen(&mut self) {
+        let Some(directory) = &self.directory else { return };
+        self.store = Store::memory();
+        self.store = Store::open(&directory.path().join("store.redb"), self.options).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_transaction_happens_whole_or_not_at_all() {
+    for mut subject in Subject::both(Options::default()) {
+        let store = subject.store.clone();
+        store.commit(put("a", "1")).await.unwrap();
+        let both = put("b", "2").expect(key("a"), None);
+        let error = store.commit(both).await.unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "things/a is at revision Some(Revision(1)), the write expected None"
+        );
+        assert_eq!(text(&store.list("things", "", None).unwrap()), "a=1@1");
+        let both =
+            put("b", "2").put(key("c"), Bytes::from("3")).expect(key("a"), Some(Revision(1)));
+        assert_eq!(store.commit(both).await, Ok(Revision(3)));
+        drop(store);
+        subject.reopen();
+        assert_eq!(text(&subject.store.list("things", "", None).unwrap()), "a=1@1 b=2@2 c=3@3");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_past_can_be_read_until_it_is_forgotten() {
+    let history = Limits { age: Duration::from_secs(10), events: 5, ..Limits::default() };
+    for mut subject in Subject::both(Options { history }) {
+        subject.store.commit(put("old", "0")).await.unwrap();
+        for round in 2..=7 {
+            subject.store.commit(put("a", &round.to_string())).await.unwrap();
+        }
+        let list = |store: &Store, at| store.list("things", "", Some(Revision(at)));
+        assert_eq!(text(&list(&subject.store, 1).unwrap()), "old=0@1", "it is young");
+        tokio::time::advance(Duration::from_secs(11)).await;
+        subject.store.commit(put("a", "8")).await.unwrap();
+        for _ in 0..2 {
+            let store = &subject.store;
+            assert_eq!(text(&list(store, 5).unwrap()), "a=5@5 old=0@1");
+            assert_eq!(
+                text(&list(store, 3).unwrap()),
+                "a=3@3 old=0@1",
+                "the state after the last forgotten event"
+            );
+            let gone = StoreError::Compacted { asked: Revision(2), oldest: Revision(3) };
+            assert_eq!(list(store, 2).unwrap_err(), gone);
+            assert_eq!(store.feed("things", Revision(2)).unwrap_err(), gone);
+            assert_eq!(
+                list(store, 9).unwrap_err(),
+                StoreError::Future { asked: Revision(9), newest: Revision(8) }
+            );
+            subject.reopen();
+        }
+        // Nobody knows any more which buckets had events that were forgotten before the start.
+        if subject.directory.is_some() {
+            assert!(subject.store.feed("other", Revision(2)).is_err());
+            assert!(subject.store.list("other", "", Some(Revision(2))).is_err());
+        }
+        assert!(subject.store.feed("other", Revision(3)).is_ok());
+    }
+}
+
+#[tokio::test]
+async fn a_quiet_reader_loses_nothing_when_others_fill_the_history() {
+    let history = Limits { bytes: 4000, ..Limits::default() };
+    for subject in Subject::both(Options { history }) {
+        let store = subject.store;
+        let mut feed = store.feed("things", Revision(0)).unwrap();
+        for _ in 0..50 {
+            let noise = Transaction::new().put(Key::new("other", "x"), Bytes::from("noise"));
+            store.commit(noise).await.unwrap();
+        }
+        assert!(store.feed("other", Revision(0)).is_err(), "that was too much to keep");
+        store.commit(put("a", "1")).await.unwrap();
+        assert_eq!(feed.next().await.unwrap().events.len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn a_feed_wakes_for_its_own_bucket_only() {
+    for subject in Subject::both(Options::default()) {
+        let store = subject.store;
+        let mut feed = store.feed("things", Revision(0)).unwrap();
+        store.commit(Transaction::new().put(Key::new("other", "x"), Bytes::new())).await.unwrap();
+        assert!(feed.now().unwrap().events.is_empty());
+        let (batch, _) = tokio::join!(feed.next(), store.commit(put("a", "1")));
+        let batch = batch.unwrap();
+        assert_eq!(
+            format!("{:?} upto {}", batch.events, batch.revision),
+            "[things/a created at 2] upto 2"
+        );
+    }
+}
+
+#[tokio::test]
+async fn revisions_go_on_when_everything_is_deleted_and_forgotten() {
+    let history = Limits { bytes: 1, ..Limits::default() };
+    let [_, mut subject] = Subject::both(Options { history });
+    subject.store.commit(put("a", "1")).await.unwrap();
+    subject.store.commit(Transaction::new().delete(key("a"))).await.unwrap();
+    subject.reopen();
+    assert_eq!(subject.store.revision(), Revision(2));
+    assert_eq!(subject.store.commit(put("a", "2")).await, Ok(Revision(3)));
+}
+
+#[test]
+fn what_cannot_be_opened_says_why() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let open = |name: &str| {
+        let error = Store::open(&path(name), Options::default()).unwrap_err().to_string();
+        error.replace(&directory.path().display().to_string(), "DIR")
+    };
+    std::fs::write(path("text"), "not a store").unwrap();
+    std::fs::write(path("long"), vec![7; 100_000]).unwrap();
+    std::fs::write(path("file"), "").unwrap();
+    crate::disk::tests::of_format(&path("newer"), crate::disk::FORMAT + 1);
+    crate::disk::tests::of_somebody_else(&path("foreign"));
+    let held = Store::open(&path("held"), Options::default()).unwrap();
+    let in_use = "the store DIR/held is in use by ".to_owned();
+    let cases = [
+        ("text", "the store DIR/text cannot be read: "),
+        ("long", "the store DIR/long cannot be read: "),
+        ("file/store", "cannot use DIR/file"),
+        ("newer", "the store DIR/newer has format 2, this version of roadstead knows up to 1"),
+        ("foreign", "the store DIR/foreign cannot be read: DB corrupted: it holds something else"),
+        ("held", &in_use),
+    ];
+    for (name, want) in cases {
+        let error = open(name);
+        assert!(error.starts_with(want), "{name}: {error}");
+    }
+    assert!(open("held").ends_with(&format!("(pid {})", std::process::id())), "{}", open("held"));
+    drop(held);
+    assert!(Store::open(&path("held"), Options::default()).is_ok());
+}
+
+/// What a writer may do to one of a few keys.
+fn operations() -> impl Strategy<Value = Vec<(u8, Option<u8>)>> {
+    proptest::collection::vec((0u8..6, proptest::option::weighted(0.7, any::<u8>())), 1..60)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever is written, a reader that follows the feed from any revision at which it read a
+    /// snapshot ends with the same content as a fresh snapshot, whether or not the store was opened
+    /// anew meanwhile.
+    #[test]
+    fn snapshot_plus_feed_is_the_present(operations in operations(), start in 0usize..60) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        for mut subject in Subject::both(Options::default()) {
+            let revisions = runtime.block_on(write(&subject.store, &operations));
+            subject.reopen();
+            follow(&subject.store, revisions[start % revisions.len()])?;
+        }
+    }
+}
+
+async fn write(store: &Store, operations: &[(u8, Option<u8>)]) -> Vec<Revision> {
+    let mut revisions = vec![Revision(0)];
+    for (name, value) in operations {
+        let key = key(&format!("k{name}"));
+        let change = match value {
+            Some(value) => Transaction::new().put(key, Bytes::copy_from_slice(&[*value])),
+            None => Transaction::new().delete(key),
+        };
+        revisions.push(store.commit(change).await.unwrap());
+    }
+    revisions
+}
+
+fn follow(store: &Arc<Store>, start: Revision) -> Result<(), TestCaseError> {
+    let content = |snapshot: Snapshot| -> BTreeMap<_, _> {
+        snapshot.entries.iter().map(|e| (e.key.path.clone(), e.value.clone())).collect()
+    };
+    let mut model = content(store.list("things", "", Some(start)).unwrap());
+    let mut last = start;
+    for event in store.feed("things", start).unwrap().now().unwrap().events {
+        prop_assert!(event.revision > last, "in order, none doubled");
+        last = event.revision;
+        let before = event.before.as_ref().map(|e| e.value.clone());
+        prop_assert_eq!(model.get(&event.key.path).cloned(), before);
+        match &event.after {
+            Some(after) => model.insert(event.key.path.clone(), after.value.clone()),
+            None => model.remove(&event.key.path),
+        };
+    }
+    prop_assert_eq!(model, content(store.list("things", "", None).unwrap()));
+    Ok(())
+}

@@ -8,9 +8,12 @@ use std::time::Duration;
 use roadstead_testkit::kubectl::{Kubectl, eventually};
 use roadstead_testkit::netns::{is_left_out, laboratory_of, run, try_run};
 
+const SECOND: Duration = Duration::from_secs(1);
+
 /// A running `roadstead`, stopped when it goes out of scope.
 pub struct Roadstead {
     child: Child,
+    arguments: Vec<String>,
     directory: tempfile::TempDir,
 }
 
@@ -18,6 +21,11 @@ impl Roadstead {
     /// Starts everything; only in a laboratory.
     pub fn up() -> Self {
         Self::start("up --listen 127.0.0.1:6443 --node-name node")
+    }
+
+    /// Starts everything, and leaves nothing behind at the end; only in a laboratory.
+    pub fn up_ephemeral() -> Self {
+        Self::start("up --ephemeral --listen 127.0.0.1:6443 --node-name node")
     }
 
     /// Starts only the API server.
@@ -30,25 +38,34 @@ impl Roadstead {
         let mut arguments: Vec<_> = command.split(' ').map(str::to_owned).collect();
         let path = |name: &str| directory.path().join(name).display().to_string();
         arguments.extend(["--kubeconfig-out".into(), path("kubeconfig")]);
-        if command.starts_with("up") {
-            arguments.extend(["--data-dir".into(), path("data")]);
-        }
-        let log = fs::File::create(path("log")).unwrap();
-        let child = Command::new(env!("CARGO_BIN_EXE_roadstead"))
-            .args(arguments)
-            .stdin(Stdio::null())
-            .stderr(log)
-            .spawn()
-            .unwrap();
-        let mut roadstead = Self { child, directory };
+        arguments.extend(["--data-dir".into(), path("data")]);
+        let child = Self::launch(&directory, &arguments);
+        let mut roadstead = Self { child, arguments, directory };
+        roadstead.wait_until_ready();
+        roadstead
+    }
+
+    /// Starts it once more, with the same flags and files.
+    pub fn start_again(&mut self) {
+        self.stop();
+        self.child = Self::launch(&self.directory, &self.arguments);
+        self.wait_until_ready();
+    }
+
+    fn launch(directory: &tempfile::TempDir, arguments: &[String]) -> Child {
+        let log = fs::File::create(directory.path().join("log")).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_roadstead"));
+        command.args(arguments).stdin(Stdio::null()).stderr(log).spawn().unwrap()
+    }
+
+    fn wait_until_ready(&mut self) {
         eventually(
             "roadstead is ready",
             Duration::from_secs(20),
-            || (roadstead.log(), roadstead.child.try_wait().unwrap()),
+            || (self.log(), self.child.try_wait().unwrap()),
             |(log, ended)| log.contains("ready in") || ended.is_some(),
         );
-        assert!(roadstead.log().contains("ready in"), "{}", roadstead.log());
-        roadstead
+        assert!(self.log().contains("ready in"), "{}", self.log());
     }
 
     pub fn log(&self) -> String {
@@ -105,31 +122,74 @@ fn a_port_already_taken_names_the_culprit() {
     assert!(said.contains("is already used by") && said.contains(&culprit), "{said}");
 }
 
+/// What roadstead can leave behind on a machine.
+fn traces() -> [String; 5] {
+    let parts = [
+        "ip -br link | awk '{print $1}' | sort",
+        "ls /run/netns",
+        "nft list ruleset",
+        "ip route",
+        "ps -eo stat=,comm= | grep -v ^Z | grep -c roadstead || true",
+    ];
+    parts.map(|part| String::from_utf8_lossy(&try_run(part).stdout).into_owned())
+}
+
 #[test]
-fn stopping_leaves_nothing_behind() {
+fn stopping_an_ephemeral_one_leaves_nothing_behind() {
     laboratory_of("L5", || {
-        let state = || {
-            let parts = [
-                "ip -br link | awk '{print $1}' | sort",
-                "ls /run/netns",
-                "nft list ruleset",
-                "ip route",
-                "ps -eo stat=,comm= | grep -v ^Z | grep -c roadstead || true",
-            ];
-            parts.map(|part| String::from_utf8_lossy(&try_run(part).stdout).into_owned())
-        };
-        let before = state();
+        let before = traces();
+        let mut roadstead = Roadstead::up_ephemeral();
+        let kubectl = roadstead.kubectl();
+        kubectl.apply("../../examples/web.yaml");
+        kubectl.run("rollout status deployment/web --timeout=60s");
+        assert_ne!(traces(), before);
+        roadstead.stop();
+        assert_eq!(traces(), before);
+        let data = roadstead.directory.path().join("data");
+        let left = run(&format!("ls -A {}/node 2>/dev/null || true", data.display()));
+        assert_eq!(left, "", "no state of pods is left");
+    });
+}
+
+#[test]
+fn pods_and_objects_outlive_a_restart_until_cleanup() {
+    laboratory_of("L5", || {
+        let before = traces();
         let mut roadstead = Roadstead::up();
         let kubectl = roadstead.kubectl();
         kubectl.apply("../../examples/web.yaml");
         kubectl.run("rollout status deployment/web --timeout=60s");
-        assert_ne!(state(), before);
+        let fields = ["name", "uid", "resourceVersion"].map(|name| format!("{{.metadata.{name}}}"));
+        let restarts = "{.status.containerStatuses[0].restartCount}";
+        let format = format!("{} {restarts}", fields[..2].join(" "));
+        let pods = format!(
+            "get pods -l app=web -o jsonpath='{{range .items[*]}}{format}{{\"\\n\"}}{{end}}'"
+        );
+        let service = format!("get service web -o jsonpath='{}'", fields.join(" "));
+        let known = (kubectl.run(&pods), kubectl.run(&service));
+        let address = kubectl.run("get service web -o jsonpath='{.spec.clusterIP}'");
+        let curl = format!("curl -s -m 2 http://{address}/");
+        eventually("the proxy knows", 2 * SECOND, || try_run(&curl), |o| o.status.success());
+
         roadstead.stop();
-        assert_eq!(state(), before);
-        let left = run(&format!(
-            "ls -A {}/data/node 2>/dev/null || true",
-            roadstead.directory.path().display()
-        ));
-        assert_eq!(left, "", "no state of pods is left");
+        run(&curl);
+        roadstead.start_again();
+        assert_eq!((kubectl.run(&pods), kubectl.run(&service)), known);
+        run(&curl);
+        // It goes on where it was: what was scheduled, addressed and programmed follows changes.
+        kubectl.run("scale deployment web --replicas=2");
+        let count = "get pods -l app=web -o name | wc -l";
+        eventually("one pod is gone", 20 * SECOND, || kubectl.run(count), |n| n.trim() == "2");
+        let dns =
+            kubectl.run("get service -n kube-system kube-dns -o jsonpath='{.spec.clusterIP}'");
+        let name = format!("dig +short @{dns} web.default.svc.cluster.local");
+        eventually("DNS answers", 5 * SECOND, || run(&name), |answer| *answer == address);
+
+        roadstead.stop();
+        let data = roadstead.directory.path().join("data");
+        let binary = env!("CARGO_BIN_EXE_roadstead");
+        run(&format!("{binary} cleanup --node-name node --data-dir {}", data.display()));
+        assert_eq!(traces(), before);
+        assert!(!data.exists(), "objects are gone, too");
     });
 }

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
@@ -49,9 +49,9 @@ impl Disk {
         let repairing = path.to_owned();
         let mut builder = builder();
         builder.set_repair_callback(move |session| {
-            // The last process did not close it. The last progress is not always told.
-            let percent = (session.progress() * 100.0).round();
-            info!(path = %repairing.display(), percent, "checking the store");
+            if session.progress() == 0.0 {
+                info!(path = %repairing.display(), "the store was not closed: checking it");
+            }
         });
         // redb has been seen to panic on damaged files.
         let opened = catch_unwind(AssertUnwindSafe(|| builder.open(path)));
@@ -91,7 +91,10 @@ impl Disk {
             }
             _ => {}
         }
-        let database = builder().create(&unfinished).map_err(|e| open_error(&unfinished, e))?;
+        let mut options = File::options();
+        let new = options.read(true).write(true).create_new(true).mode(0o600).open(&unfinished);
+        let database = builder().create_file(new.map_err(file(&unfinished))?);
+        let database = database.map_err(|error| open_error(&unfinished, error))?;
         fill(&database, contents).map_err(|error| file(&unfinished)(io::Error::other(error)))?;
         drop(database);
         fs::rename(&unfinished, path).map_err(file(path))?;

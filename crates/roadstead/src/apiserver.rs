@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::Parser;
 use ipnet::IpNet;
 use roadstead_server::api::{Api, Config};
@@ -13,11 +13,11 @@ use roadstead_server::audit::{Audit, Policy};
 use roadstead_server::identity::{Authority, write_secret};
 use roadstead_server::tokens::Tokens;
 use roadstead_server::{bootstrap, serve};
-use roadstead_store::store::Store;
+use roadstead_store::store::{Options, Store};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::culprit;
+use crate::{culprit, machine};
 
 /// Run only the API server.
 #[derive(Debug, Parser)]
@@ -25,6 +25,9 @@ pub struct Args {
     /// Keep everything in memory: objects and certificates are gone when the process ends.
     #[arg(long)]
     ephemeral: bool,
+    /// Where objects and certificates are kept.
+    #[arg(long, value_name = "DIRECTORY", default_value_os_t = machine::data_dir())]
+    data_dir: PathBuf,
     /// Where to serve HTTPS; port 0 picks a free one.
     #[arg(long, default_value = "127.0.0.1:6443", value_name = "ADDRESS:PORT")]
     listen: SocketAddr,
@@ -74,20 +77,30 @@ impl AuditArgs {
 /// Serves until interrupted.
 pub async fn run(args: Args) -> anyhow::Result<()> {
     let begin = Instant::now();
-    if !args.ephemeral {
-        bail!("the API server keeps its objects in memory only so far: say so with --ephemeral");
-    }
     let stop = crate::cli::interrupted();
-    let authority = Authority::ephemeral()?;
-    let mut tokens = Tokens::ephemeral()?;
+    let (authority, mut tokens, store) = match args.ephemeral {
+        true => (Authority::ephemeral()?, Tokens::ephemeral()?, Store::memory()),
+        false => {
+            let pki = pki(&args.data_dir);
+            let authority = Authority::in_directory(&pki)?;
+            (authority, Tokens::in_directory(&pki)?, open(&args.data_dir)?)
+        }
+    };
     if let Some(path) = &args.token_auth_file {
         let text = std::fs::read_to_string(path);
         tokens =
             tokens.with_file(&text.with_context(|| format!("cannot read {}", path.display()))?);
     }
-    let audit = args.audit.open()?;
-    let server =
-        start(&authority, args.listen, args.service_cidr, None, tokens, audit, stop).await?;
+    let setup = Setup {
+        authority: &authority,
+        tokens,
+        audit: args.audit.open()?,
+        store,
+        listen: args.listen,
+        service_range: args.service_cidr,
+        advertise: None,
+    };
+    let server = start(setup, stop).await?;
     server.write_kubeconfig(&authority, &args.kubeconfig_out)?;
     let took = begin.elapsed().as_millis();
     eprintln!("ready in {took} ms on https://{}", server.address);
@@ -103,20 +116,39 @@ pub struct Server {
     pub task: tokio::task::JoinHandle<std::io::Result<()>>,
 }
 
-/// Starts an API server on an empty store.
-pub async fn start(
-    authority: &Authority,
-    listen: SocketAddr,
-    service_range: IpNet,
-    advertise: Option<IpAddr>,
-    tokens: Tokens,
-    audit: Option<Audit>,
-    stop: CancellationToken,
-) -> anyhow::Result<Server> {
+/// Where the cluster's authority is kept.
+pub fn pki(data_dir: &Path) -> PathBuf {
+    data_dir.join("pki")
+}
+
+/// Where objects are kept.
+pub fn store_file(data_dir: &Path) -> PathBuf {
+    data_dir.join("store/roadstead.redb")
+}
+
+/// Opens the store of a data directory.
+pub fn open(data_dir: &Path) -> anyhow::Result<Arc<Store>> {
+    Ok(Store::open(&store_file(data_dir), Options::default())?)
+}
+
+/// What an API server needs.
+pub struct Setup<'a> {
+    pub authority: &'a Authority,
+    pub tokens: Tokens,
+    pub audit: Option<Audit>,
+    pub store: Arc<Store>,
+    pub listen: SocketAddr,
+    pub service_range: IpNet,
+    pub advertise: Option<IpAddr>,
+}
+
+/// Starts an API server.
+pub async fn start(setup: Setup<'_>, stop: CancellationToken) -> anyhow::Result<Server> {
+    let Setup { authority, tokens, audit, store, listen, service_range, advertise } = setup;
     let listener = bind(listen).await?;
     let address = listener.local_addr().context("a bound socket has an address")?;
     let advertise = advertise.map(|ip| (ip, address.port()));
-    let api = Api::new(Store::memory(), Config { service_range, advertise, audit }, tokens);
+    let api = Api::new(store, Config { service_range, advertise, audit }, tokens);
     bootstrap::run(&api)
         .await
         .map_err(|error| anyhow::anyhow!("cannot prepare the cluster: {}", error.message))?;

@@ -2,17 +2,20 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
 use clap::{Parser, ValueEnum};
 use ipnet::Ipv4Net;
+use jiff::Timestamp;
 use kube::Client;
 use roadstead_plan::alloc;
 use roadstead_server::api::User;
 use roadstead_server::identity::Authority;
 use roadstead_server::local::Local;
 use roadstead_server::tokens::Tokens;
+use roadstead_store::store::Store;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
@@ -22,9 +25,13 @@ use crate::{apiserver, machine, visible};
 /// Start everything on this machine: API server, controllers, DNS, proxy and node agent.
 #[derive(Clone, Debug, Parser)]
 pub struct Args {
-    /// Where certificates and the state of pods are kept. Objects are kept in memory only so far.
+    /// Where objects, certificates and the state of pods are kept.
     #[arg(long, value_name = "DIRECTORY", default_value_os_t = machine::data_dir())]
     data_dir: PathBuf,
+    /// Keep objects in memory, and at the end stop all pods and remove all rules. Without it pods
+    /// go on when roadstead stops, and the next start takes them over.
+    #[arg(long)]
+    ephemeral: bool,
     /// Where to serve the Kubernetes API; port 0 picks a free one.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:6443")]
     listen: SocketAddr,
@@ -91,6 +98,13 @@ impl Plan {
         Ok(Self { args, node_name: name, kubeconfig, pod_cidr, dns_ip, internal_ip })
     }
 
+    fn store(&self) -> anyhow::Result<Arc<Store>> {
+        match self.args.ephemeral {
+            true => Ok(Store::memory()),
+            false => apiserver::open(&self.args.data_dir),
+        }
+    }
+
     fn node(&self) -> roadstead_node::config::Config {
         roadstead_node::config::Config {
             node_name: self.node_name.clone(),
@@ -129,14 +143,18 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let plan = Plan::new(args)?;
     let stop = crate::cli::interrupted();
     let privileged = machine::is_privileged();
-    let authority = Authority::in_directory(&plan.args.data_dir.join("pki"))?;
-    let advertise = privileged.then_some(plan.internal_ip);
-    let range = plan.args.service_cidr.into();
-    let tokens = Tokens::in_directory(&plan.args.data_dir.join("pki"))?;
-    let listen = plan.args.listen;
-    let audit = plan.args.audit.open()?;
-    let server =
-        apiserver::start(&authority, listen, range, advertise, tokens, audit, stop.clone()).await?;
+    let pki = apiserver::pki(&plan.args.data_dir);
+    let authority = Authority::in_directory(&pki)?;
+    let setup = apiserver::Setup {
+        authority: &authority,
+        tokens: Tokens::in_directory(&pki)?,
+        audit: plan.args.audit.open()?,
+        store: plan.store()?,
+        listen: plan.args.listen,
+        service_range: plan.args.service_cidr.into(),
+        advertise: privileged.then_some(plan.internal_ip),
+    };
+    let server = apiserver::start(setup, stop.clone()).await?;
     let client = Client::new(Local::new(server.api.clone(), User::component()), "default");
     let mut tasks = Tasks::new(stop.clone());
     let url = server.url();
@@ -154,17 +172,18 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     }
     let dns = plan.dns_address(privileged);
     if privileged {
+        let since = Timestamp::now();
         start_node(&plan, &client, &mut tasks, &stop);
         let service = visible::dns_service(&client, plan.dns_ip, dns);
-        service.await.context("cannot create the Service kube-system/kube-dns")?;
+        service.await.context("cannot prepare the Service kube-system/kube-dns")?;
         // The DNS server listens on the bridge, which is there when the node is ready.
-        tasks.unless_one_fails(visible::node_ready(&client, &plan.node_name)).await?;
+        tasks.unless_one_fails(visible::node_ready(&client, &plan.node_name, since)).await?;
     }
     start_dns(&plan, dns, &client, &mut tasks, &stop);
     report(&plan, &url, dns, privileged, begin);
     let outcome = tasks.finish().await;
-    if privileged {
-        // Objects live in memory only, so nothing of theirs may outlive the process.
+    if privileged && plan.args.ephemeral {
+        // Objects lived in memory only, so nothing of theirs may outlive the process.
         sweep(&plan).await;
     }
     outcome
@@ -214,7 +233,7 @@ fn report(plan: &Plan, url: &str, dns: SocketAddr, privileged: bool, begin: Inst
     eprintln!("next: kubectl --kubeconfig {kubeconfig} get services");
 }
 
-/// Removes everything of ours from the kernel: `roadstead cleanup`, and the end of `up`.
+/// Removes everything of ours from the kernel at the end of `up --ephemeral`.
 async fn sweep(plan: &Plan) {
     if let Err(error) = roadstead_proxy::agent::cleanup() {
         warn!(%error, "rules left behind");

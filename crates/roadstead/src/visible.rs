@@ -1,15 +1,19 @@
 //! What runs inside the process, made visible where users look for it.
 
+use std::fmt::Debug;
 use std::net::{Ipv4Addr, SocketAddr};
 
 use anyhow::bail;
 use futures::StreamExt;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::api::PostParams;
+use kube::api::{Patch, PatchParams, PostParams};
 use kube::runtime::watcher::Config;
 use kube::{Api, Client};
 use roadstead_watch::informer::{Change, informer};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 /// The Service of the cluster's DNS, and the slice that leads to our server.
@@ -37,22 +41,35 @@ pub async fn dns_service(
     });
     let services: Api<Service> = Api::namespaced(client.clone(), "kube-system");
     let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), "kube-system");
-    services.create(&PostParams::default(), &typed(service)?).await?;
-    slices.create(&PostParams::default(), &typed(slice)?).await?;
-    Ok(())
+    ensure(&services, service).await?;
+    ensure(&slices, slice).await
 }
 
-fn typed<K: serde::de::DeserializeOwned>(value: Value) -> Result<K, kube::Error> {
+/// Creates the object, or brings the one of an earlier start up to date.
+async fn ensure<K>(api: &Api<K>, object: Value) -> Result<(), kube::Error>
+where
+    K: Clone + Debug + DeserializeOwned + Serialize,
+{
+    let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+    match api.create(&PostParams::default(), &typed(object.clone())?).await {
+        Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {}
+        result => return result.map(drop),
+    }
+    api.patch(&name, &PatchParams::default(), &Patch::Merge(&object)).await.map(drop)
+}
+
+fn typed<K: DeserializeOwned>(value: Value) -> Result<K, kube::Error> {
     serde_json::from_value(value).map_err(kube::Error::SerdeError)
 }
 
-/// Waits until the node agent has reported this machine as ready.
-pub async fn node_ready(client: &Client, name: &str) -> anyhow::Result<()> {
+/// Waits until the node agent has reported this machine as ready; what it said before `since`, in
+/// an earlier life, does not count.
+pub async fn node_ready(client: &Client, name: &str, since: Timestamp) -> anyhow::Result<()> {
     let this = Config::default().fields(&format!("metadata.name={name}"));
     let mut nodes = informer(Api::<Node>::all(client.clone()), this);
     while let Some(change) = nodes.next().await {
         if let Change::Set(node) = change
-            && is_ready(&node)
+            && is_ready(&node, since)
         {
             return Ok(());
         }
@@ -60,8 +77,12 @@ pub async fn node_ready(client: &Client, name: &str) -> anyhow::Result<()> {
     bail!("the watch of nodes ended")
 }
 
-fn is_ready(node: &Node) -> bool {
+fn is_ready(node: &Node, since: Timestamp) -> bool {
     let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
     let mut ready = conditions.into_iter().flatten().filter(|c| c.type_ == "Ready");
-    ready.any(|condition| condition.status == "True")
+    ready.any(|condition| {
+        // Kubernetes keeps whole seconds.
+        let said = condition.last_heartbeat_time.as_ref().map(|time| time.0.as_second());
+        condition.status == "True" && said.is_some_and(|said| said >= since.as_second())
+    })
 }

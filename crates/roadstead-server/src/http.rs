@@ -113,6 +113,10 @@ async fn answer(
     if user.is_anonymous() {
         return Err(ApiError::unauthorized());
     }
+    if path == "/debug/snapshot" {
+        authorize::path(api, user, &parts.method, path)?;
+        return Ok(snapshot(api));
+    }
     let target = Target::parse(path).ok_or_else(ApiError::no_such_path)?;
     let resource = registry.find(target.group, target.version, target.plural);
     let resource = resource.ok_or_else(ApiError::no_such_path)?;
@@ -179,6 +183,16 @@ fn fixed(api: &Api, registry: &Registry, path: &str, accept: &str) -> Option<Res
         }
         _ => None,
     }
+}
+
+/// The whole store as a file, for `roadstead snapshot save`.
+fn snapshot(api: &Api) -> Response<Body> {
+    let pieces = roadstead_store::snapshot::write(&api.store);
+    let frames = futures::stream::iter(pieces.map(|piece| Ok(Frame::data(piece))));
+    let mut response = Response::new(BodyExt::boxed_unsync(StreamBody::new(frames)));
+    let media_type = HeaderValue::from_static("application/octet-stream");
+    response.headers_mut().insert(CONTENT_TYPE, media_type);
+    response
 }
 
 fn check_scope(resource: &Resource, target: &Target<'_>, method: &Method) -> Result<(), ApiError> {

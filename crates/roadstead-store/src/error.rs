@@ -85,3 +85,22 @@ pub enum OpenError {
         why: String,
     },
 }
+
+/// Why a snapshot was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    /// It is something else.
+    #[error("this is not a snapshot")]
+    Foreign,
+    /// A later version of Roadstead has written it.
+    #[error("the snapshot has format {found}, this version of roadstead knows up to {known}")]
+    Newer {
+        /// Its format.
+        found: u64,
+        /// The newest format that we know.
+        known: u64,
+    },
+    /// It is not as it was written.
+    #[error("the snapshot is damaged: its content does not fit its checksum")]
+    Damaged,
+}

@@ -18,6 +18,7 @@ pub mod history;
 mod holder;
 mod journal;
 mod plan;
+pub mod snapshot;
 mod state;
 pub mod store;
 pub mod transaction;

@@ -7,7 +7,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
-use crate::{apiserver, up};
+use crate::{apiserver, snapshot, up};
 
 /// Kubernetes Services for any Linux machine.
 ///
@@ -27,7 +27,8 @@ const EXAMPLES: &str = "\
 Examples:
   sudo roadstead up                     everything on this machine
   roadstead apiserver --ephemeral       a Kubernetes API for tests, in memory, without root
-  sudo roadstead cleanup                remove what a killed `up` left behind";
+  sudo roadstead snapshot save FILE     a copy of all objects, while it runs
+  sudo roadstead cleanup                remove everything: pods, rules and objects";
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
@@ -35,7 +36,10 @@ pub enum Command {
     Up(up::Args),
     /// Run only the API server.
     Apiserver(apiserver::Args),
-    /// Remove every process, namespace, link, rule and file that `up` with the same flags made.
+    /// Save all objects in a file, or restore them from one.
+    Snapshot(snapshot::Args),
+    /// Remove every process, namespace, link, rule and file that `up` with the same flags made, objects
+    /// included.
     Cleanup(up::Args),
 }
 
@@ -51,6 +55,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Command::Up(args) => up::run(args).await,
         Command::Apiserver(args) => apiserver::run(args).await,
+        Command::Snapshot(args) => snapshot::run(args).await,
         Command::Cleanup(args) => up::cleanup(args).await,
     }
 }

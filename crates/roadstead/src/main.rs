@@ -8,6 +8,7 @@ mod cli;
 mod compose;
 mod culprit;
 mod machine;
+mod snapshot;
 mod up;
 mod visible;
 

@@ -1,0 +1,170 @@
+//! `roadstead snapshot`: the store in a file of its own, to be kept elsewhere.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use bytes::Bytes;
+use clap::{Parser, Subcommand};
+use http_body_util::BodyExt;
+use jiff::Timestamp;
+use kube::Client;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use roadstead_store::error::OpenError;
+use roadstead_store::snapshot::{self, Saved};
+use roadstead_store::store::{Options, Store};
+
+use crate::{apiserver, machine};
+
+/// Save all objects in a file, or restore them from one.
+#[derive(Debug, Parser)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Save all objects, whether or not a server is running.
+    Save(Save),
+    /// Make the store anew from a snapshot. The server must be stopped.
+    Restore(Restore),
+    /// Check that a snapshot is complete and undamaged, and say what it holds.
+    Verify {
+        /// The snapshot.
+        file: PathBuf,
+    },
+}
+
+#[derive(Debug, Parser)]
+struct Save {
+    /// Where to save; must not exist.
+    file: PathBuf,
+    /// Where the store is.
+    #[arg(long, value_name = "DIRECTORY", default_value_os_t = machine::data_dir())]
+    data_dir: PathBuf,
+    /// If a server is running, how to reach it as an administrator [default: admin.kubeconfig in
+    /// the data directory].
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+}
+
+#[derive(Debug, Parser)]
+struct Restore {
+    /// The snapshot.
+    file: PathBuf,
+    /// Where the store is to be.
+    #[arg(long, value_name = "DIRECTORY", default_value_os_t = machine::data_dir())]
+    data_dir: PathBuf,
+    /// Restore although there are objects already; their store is kept under another name.
+    #[arg(long)]
+    force: bool,
+}
+
+/// Carries out `roadstead snapshot`.
+pub async fn run(args: Args) -> anyhow::Result<()> {
+    match args.command {
+        Command::Save(save) => self::save(save).await,
+        Command::Restore(restore) => self::restore(&restore),
+        Command::Verify { file } => {
+            eprintln!("{} is complete: {}", file.display(), summary(&read(&file)?));
+            Ok(())
+        }
+    }
+}
+
+async fn save(args: Save) -> anyhow::Result<()> {
+    let path = apiserver::store_file(&args.data_dir);
+    if !path.exists() {
+        bail!("there is no store in {}", args.data_dir.display());
+    }
+    let file = &args.file;
+    let mut options = File::options();
+    let created = options.write(true).create_new(true).mode(0o600).open(file);
+    let created = created.with_context(|| format!("cannot create {}", file.display()))?;
+    let written = match Store::open(&path, Options::default()) {
+        Ok(store) => write(created, snapshot::write(&store)),
+        Err(in_use @ OpenError::InUse { .. }) => {
+            let usual = || args.data_dir.join("admin.kubeconfig");
+            let kubeconfig = args.kubeconfig.clone().unwrap_or_else(usual);
+            let pieces = fetch(&kubeconfig).await.with_context(|| {
+                format!("{in_use}, and could not be asked for a snapshot (see --kubeconfig)")
+            });
+            pieces.and_then(|pieces| write(created, [pieces]))
+        }
+        Err(error) => Err(error.into()),
+    };
+    let saved = written.and_then(|()| read(file));
+    if saved.is_err() {
+        // It is ours, and worth nothing.
+        let _ = fs::remove_file(file);
+    }
+    eprintln!("saved {} to {}", summary(&saved?), file.display());
+    Ok(())
+}
+
+/// Asks a running server.
+async fn fetch(kubeconfig: &Path) -> anyhow::Result<Bytes> {
+    let config = Kubeconfig::read_from(kubeconfig)?;
+    let options = KubeConfigOptions::default();
+    let config = kube::Config::from_custom_kubeconfig(config, &options).await?;
+    let client = Client::try_from(config)?;
+    let request = http::Request::get("/debug/snapshot").body(kube::client::Body::empty())?;
+    let response = client.send(request).await?;
+    let (status, body) = (response.status(), response.into_body().collect().await?.to_bytes());
+    if !status.is_success() {
+        bail!("{status}: {}", String::from_utf8_lossy(&body));
+    }
+    Ok(body)
+}
+
+fn write(mut file: File, pieces: impl IntoIterator<Item = Bytes>) -> anyhow::Result<()> {
+    for piece in pieces {
+        file.write_all(&piece).context("cannot write the snapshot")?;
+    }
+    file.sync_all().context("cannot write the snapshot")
+}
+
+fn restore(args: &Restore) -> anyhow::Result<()> {
+    let saved = read(&args.file)?;
+    let path = apiserver::store_file(&args.data_dir);
+    if path.exists() {
+        set_aside(&path, args.force)?;
+    }
+    let what = summary(&saved);
+    let revision = snapshot::restore(saved, &path)?;
+    eprintln!("restored {what} to {}", path.display());
+    eprintln!("revisions go on from {revision}, so that none is used twice");
+    Ok(())
+}
+
+/// Makes room for another store. Whatever is there must not be in use.
+fn set_aside(path: &Path, force: bool) -> anyhow::Result<()> {
+    let objects = match Store::open(path, Options::default()) {
+        Ok(store) => format!("{} objects", store.all().entries.len()),
+        Err(error @ OpenError::InUse { .. }) => return Err(error).context("stop the server first"),
+        Err(error) => format!("something that cannot be read ({error})"),
+    };
+    if objects == "0 objects" {
+        return Ok(());
+    }
+    if !force {
+        bail!("{} holds {objects}: use --force to replace it", path.display());
+    }
+    let old = path.with_extension(format!("before-{}", Timestamp::now().as_second()));
+    fs::rename(path, &old).with_context(|| format!("cannot rename {}", path.display()))?;
+    eprintln!("the store that was there, with {objects}, is now {}", old.display());
+    Ok(())
+}
+
+fn read(file: &Path) -> anyhow::Result<Saved> {
+    let bytes = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+    snapshot::read(&bytes.into()).with_context(|| format!("cannot use {}", file.display()))
+}
+
+fn summary(saved: &Saved) -> String {
+    let (objects, revision) = (saved.objects(), saved.revision);
+    format!("{objects} objects at revision {revision}, taken {:.0}", saved.taken)
+}

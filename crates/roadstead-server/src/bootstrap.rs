@@ -9,7 +9,7 @@ use tracing::warn;
 use crate::api::Api;
 use crate::error::ApiError;
 use crate::rbac;
-use crate::write::{self, Part};
+use crate::write::{self, Context, Owner, Part};
 
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
 
@@ -78,7 +78,9 @@ async fn ensure(
     object["apiVersion"] = resource.info().api_version().into();
     object["kind"] = resource.info().kind.into();
     let name = object["metadata"]["name"].as_str().unwrap_or("").to_owned();
-    match write::create(api, resource, namespace, object.clone(), false).await {
+    let owner = Owner::Manager("roadstead", "");
+    let context = Context { api, resource, namespace, dry_run: false, owner };
+    match write::create(&context, object.clone()).await {
         Err(error) if error.reason == "AlreadyExists" => {}
         result => return result.map(drop),
     }
@@ -86,7 +88,7 @@ async fn ensure(
         return Ok(());
     }
     let change = |_: &Value| Ok(object.clone());
-    let updated = write::update(api, resource, namespace, &name, Part::Main, false, change).await;
+    let updated = write::update(&context, &name, Part::Main, change).await;
     if let Err(error) = updated {
         warn!(object = %name, error = %error.message, "cannot bring a system object up to date");
     }

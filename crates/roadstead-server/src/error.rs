@@ -121,6 +121,20 @@ impl ApiError {
         error
     }
 
+    /// An applied configuration does not fit the schema (upstream gives no reason either).
+    pub fn untyped(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "", message)
+    }
+
+    /// Others own what a configuration would change.
+    pub fn owned_by_others(info: &Info, name: &str, message: String, causes: Vec<Value>) -> Self {
+        let mut error = Self::new(StatusCode::CONFLICT, "Conflict", message).about(info, name);
+        if let Some(details) = &mut error.details {
+            details["causes"] = causes.into();
+        }
+        error
+    }
+
     /// The patch makes sense, but not for this object.
     pub fn unprocessable(message: impl Into<String>) -> Self {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message)

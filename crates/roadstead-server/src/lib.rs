@@ -1,7 +1,7 @@
 //! The Kubernetes API over HTTPS.
 //!
-//! A request is taken apart (`request`) and routed (`http`); reads come from the store (`read`,
-//! `watch`) in the form the client wants (`view`); writes are decoded (`body`), merged where they
+//! A request is taken apart (`request`) and routed (`http`, `call`); reads come from the store
+//! (`read`, `watch`) in the form the client wants (`view`); writes are decoded (`body`), merged where they
 //! are patches (`patch`, `scale`), given defaults and validated by their kind (`roadstead-api`),
 //! completed with addresses and ports (`allocate`) and committed (`write`, `delete`). Components
 //! in the same process use the same router without a socket (`local`).
@@ -13,6 +13,7 @@ pub mod audit;
 mod authorize;
 mod body;
 pub mod bootstrap;
+mod call;
 mod compress;
 mod custom;
 mod delete;

@@ -169,6 +169,7 @@ fn operations(resource: &Resource, paths: &mut Map<String, Value>) {
     let mut patch_body = json!({"required": true, "content": {
         "application/json-patch+json": any,
         "application/merge-patch+json": any,
+        "application/apply-patch+yaml": any,
     }});
     if resource.type_id.is_some() {
         patch_body["content"]["application/strategic-merge-patch+json"] = any;

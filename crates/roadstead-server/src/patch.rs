@@ -1,19 +1,90 @@
 //! Patching: from the media type of a patch to the change it makes.
 
 use bytes::Bytes;
+use jiff::Timestamp;
+use roadstead_api::look::{Look, child, default_to};
+use roadstead_patch::apply::managers::Manager;
+use roadstead_patch::apply::{self, ApplyError, Part, Request};
 use roadstead_patch::{PatchError, strategic};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::api::Api;
 use crate::body;
 use crate::error::ApiError;
 use crate::registry::Resource;
+use crate::request::{Query, Target};
+use crate::write::{seconds, typing};
 
 const ACCEPTED: &str = "application/json-patch+json, application/merge-patch+json, \
-    application/strategic-merge-patch+json";
+    application/strategic-merge-patch+json, application/apply-patch+yaml";
 
 /// Strategic merge needs types that custom kinds do not have.
-const CUSTOM_ACCEPTED: &str = "application/json-patch+json, application/merge-patch+json";
+const CUSTOM_ACCEPTED: &str = "application/json-patch+json, application/merge-patch+json, \
+    application/apply-patch+yaml";
+
+/// The object as a client that applies `config` wants it, and who owns what of it.
+pub fn apply(
+    api: &Api,
+    resource: &Resource,
+    target: &Target<'_>,
+    query: &Query,
+    live: Option<&Value>,
+    mut config: Value,
+) -> Result<Value, ApiError> {
+    let manager = query.get("fieldManager");
+    if manager.is_empty() {
+        return Err(ApiError::unprocessable(
+            "PatchOptions.meta.k8s.io \"\" is invalid: fieldManager: Required value: is required \
+             for apply patch",
+        ));
+    }
+    if !config.is_object() {
+        return Err(ApiError::bad_request("error decoding YAML: the body is not an object"));
+    }
+    let metadata = child(&mut config, "metadata");
+    default_to(metadata, "name", target.name);
+    if resource.info().namespaced {
+        default_to(metadata, "namespace", target.namespace);
+    }
+    let insists = !config.text("/metadata/resourceVersion").is_empty();
+    let time = seconds(Timestamp::now());
+    let api_version = resource.info().api_version();
+    let request = Request {
+        manager: Manager {
+            name: manager,
+            api_version: &api_version,
+            subresource: target.subresource,
+            time: &time,
+        },
+        force: query.flag("force"),
+        part: match (resource.info().status, target.subresource) {
+            (false, _) => Part::All,
+            (true, "status") => Part::Status,
+            (true, _) => Part::Main,
+        },
+    };
+    let mut object = apply::apply(typing(api, resource), live, config, &request)
+        .map_err(|error| refusal(resource, target.name, &error))?;
+    if !insists {
+        object["metadata"].as_object_mut().map(|metadata| metadata.remove("resourceVersion"));
+    }
+    Ok(object)
+}
+
+fn refusal(resource: &Resource, name: &str, error: &ApplyError) -> ApiError {
+    let text = error.to_string();
+    match error {
+        ApplyError::Malformed(_) => ApiError::bad_request(text),
+        ApplyError::Untyped { .. } => ApiError::untyped(text),
+        ApplyError::Conflict(conflicts) => {
+            let causes = conflicts.iter().map(|conflict| {
+                json!({"reason": "FieldManagerConflict", "message": conflict.message,
+                    "field": conflict.field})
+            });
+            ApiError::owned_by_others(resource.info(), name, text, causes.collect())
+        }
+    }
+}
 
 /// A patch that can be applied to any state of an object.
 #[derive(Debug)]

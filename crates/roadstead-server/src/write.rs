@@ -8,6 +8,9 @@ use jiff::Timestamp;
 use roadstead_api::invalid::Causes;
 use roadstead_api::look::{Look, child};
 use roadstead_api::metadata;
+use roadstead_patch::apply::managers::Manager;
+use roadstead_patch::apply::track;
+use roadstead_patch::apply::typing::Typing;
 use roadstead_store::entry::Entry;
 use roadstead_store::error::StoreError;
 use roadstead_store::transaction::Transaction;
@@ -45,14 +48,52 @@ pub enum Part {
     Whole,
 }
 
+/// Who writes which kind of object, and where.
+#[derive(Clone, Copy)]
+pub struct Context<'a> {
+    /// The server.
+    pub api: &'a Api,
+    /// The kind.
+    pub resource: &'a Resource,
+    /// Empty for cluster-scoped kinds.
+    pub namespace: &'a str,
+    /// Whether nothing is really written.
+    pub dry_run: bool,
+    /// Who will own what the write changes.
+    pub owner: Owner<'a>,
+}
+
+/// Who owns the fields that a write changes.
+#[derive(Clone, Copy, Debug)]
+pub enum Owner<'a> {
+    /// This manager, by way of this subresource (or none).
+    Manager(&'a str, &'a str),
+    /// The object says so itself: it has been applied.
+    Settled,
+}
+
+impl Context<'_> {
+    /// Records in `new` who owns what this write changes.
+    fn track(&self, old: Option<&Value>, new: &mut Value) {
+        let Owner::Manager(name, subresource) = self.owner else { return };
+        let time = seconds(Timestamp::now());
+        let api_version = self.resource.info().api_version();
+        let manager = Manager { name, api_version: &api_version, subresource, time: &time };
+        track::track(typing(self.api, self.resource), old, new, &manager);
+    }
+}
+
+/// How the fields of a kind are merged.
+pub fn typing<'a>(api: &'a Api, resource: &Resource) -> Typing<'a> {
+    match resource.type_id {
+        Some(id) => Typing::known(api.schema, id),
+        None => Typing::Free,
+    }
+}
+
 /// Stores a new object.
-pub async fn create(
-    api: &Api,
-    resource: &Resource,
-    namespace: &str,
-    mut object: Value,
-    dry_run: bool,
-) -> Result<Written, ApiError> {
+pub async fn create(context: &Context<'_>, mut object: Value) -> Result<Written, ApiError> {
+    let Context { api, resource, namespace, .. } = *context;
     let info = resource.info();
     place(resource, namespace, &mut object)?;
     if !object.text("/metadata/resourceVersion").is_empty() {
@@ -89,7 +130,8 @@ pub async fn create(
         }
         resource.kind.default(&mut object);
         resource.kind.prepare_create(&mut object);
-        match insert(api, resource, namespace, object, dry_run).await {
+        context.track(None, &mut object);
+        match insert(context, object).await {
             Err(error) if error.reason == "AlreadyExists" && generate.is_some() => {}
             result => return result,
         }
@@ -97,13 +139,8 @@ pub async fn create(
     Err(ApiError::already_exists(info, generate.as_deref().unwrap_or(&given)))
 }
 
-async fn insert(
-    api: &Api,
-    resource: &Resource,
-    namespace: &str,
-    object: Value,
-    dry_run: bool,
-) -> Result<Written, ApiError> {
+async fn insert(context: &Context<'_>, object: Value) -> Result<Written, ApiError> {
+    let Context { api, resource, namespace, dry_run, .. } = *context;
     let info = resource.info();
     let name = object.text("/metadata/name").to_owned();
     let key = resource.key(namespace, &name);
@@ -130,14 +167,12 @@ async fn insert(
 /// Changes an object: `change` makes the new state of the present one. A new state that names a
 /// resourceVersion insists on it.
 pub async fn update(
-    api: &Api,
-    resource: &Resource,
-    namespace: &str,
+    context: &Context<'_>,
     name: &str,
     part: Part,
-    dry_run: bool,
     change: impl Fn(&Value) -> Result<Value, ApiError>,
 ) -> Result<Written, ApiError> {
+    let Context { api, resource, namespace, dry_run, .. } = *context;
     let info = resource.info();
     let key = resource.key(namespace, name);
     for _ in 0..ATTEMPTS {
@@ -152,6 +187,7 @@ pub async fn update(
             return Err(ApiError::modified(info, name));
         }
         merge_parts(resource, part, &old, &mut new);
+        context.track(Some(&old), &mut new);
         let transaction = Transaction::new().expect(key.clone(), Some(entry.revision));
         let transaction =
             allocate::complete(api, resource, Some(&old), &mut new, transaction, dry_run)?;
@@ -167,6 +203,10 @@ pub async fn update(
         }
         let value = object::encode(&new);
         if value == entry.value {
+            let entry = Entry { key, value, revision: entry.revision };
+            return Ok(Written { entry, created: false, warnings });
+        }
+        if dry_run {
             let entry = Entry { key, value, revision: entry.revision };
             return Ok(Written { entry, created: false, warnings });
         }
@@ -273,7 +313,11 @@ fn merge_parts(resource: &Resource, part: Part, old: &Value, new: &mut Value) {
         Part::Whole => return,
         Part::Status => {
             let status = new.get("status").cloned();
+            let owners = new["metadata"].get("managedFields").cloned();
             *new = old.clone();
+            if let Some(owners) = owners {
+                new["metadata"]["managedFields"] = owners;
+            }
             match status {
                 Some(status) => new["status"] = status,
                 None => {

@@ -1,0 +1,380 @@
+//! What can be asked of objects: one method for each verb and subresource.
+
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use futures::StreamExt;
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::{Response, StatusCode};
+use http_body::Frame;
+use http_body_util::{BodyExt, StreamBody};
+use serde_json::{Value, json};
+
+use crate::about::About;
+use crate::api::{Api, User};
+use crate::delete::{self, Deleted};
+use crate::error::ApiError;
+use crate::http::{Body, ok, respond, warn};
+use crate::patch::{self, Patch};
+use crate::registry::Resource;
+use crate::request::{Query, Target};
+use crate::view::View;
+use crate::write::{Owner, Part, Written};
+use crate::{authorize, body, object, read, reviews, scale, watch, write};
+
+/// A request about objects, taken apart.
+pub struct Call<'a> {
+    /// The server.
+    pub api: &'a Arc<Api>,
+    /// Who asks.
+    pub user: &'a User,
+    /// For which kind.
+    pub resource: &'a Resource,
+    /// The path.
+    pub target: Target<'a>,
+    /// The query.
+    pub query: Query,
+    /// The form of the answer.
+    pub view: View,
+    /// The form of the body.
+    pub media_type: &'a str,
+    /// The client's `User-Agent`.
+    pub agent: &'a str,
+    /// The body.
+    pub body: Bytes,
+}
+
+impl Call<'_> {
+    /// Answers the request by the function for its method and subresource.
+    pub async fn answer(&self, method: &str) -> Result<Response<Body>, ApiError> {
+        if self.resource.info().review {
+            return self.review(method);
+        }
+        match (method, self.target.name, self.target.subresource) {
+            ("GET", "", _) if self.query.flag("watch") => self.watch(),
+            ("GET", "", _) => self.list(),
+            ("GET", _, "") if self.query.flag("watch") => self.watch(),
+            ("GET", _, "" | "status") => self.get(),
+            ("GET", _, "scale") => self.get_scale(),
+            ("POST", "", _) => self.create().await,
+            ("POST", _, "binding") => self.bind().await,
+            ("POST", _, "token") => self.token(),
+            ("POST", _, "eviction") => self.evict().await,
+            ("PUT", _, "") => self.replace(Part::Main).await,
+            ("PUT", _, "status") => self.replace(Part::Status).await,
+            ("PUT", _, "scale") => self.replace_scale().await,
+            ("PUT", _, "finalize") => self.finalize().await,
+            ("PATCH", _, "") => self.patch(Part::Main).await,
+            ("PATCH", _, "status") => self.patch(Part::Status).await,
+            ("PATCH", _, "scale") => self.patch_scale().await,
+            ("DELETE", "", _) => self.delete_many().await,
+            ("DELETE", _, "") => self.delete().await,
+            _ => Err(ApiError::method_not_allowed()),
+        }
+    }
+
+    fn get(&self) -> Result<Response<Body>, ApiError> {
+        read::get(self.api, self.resource, &self.target, self.view).map(ok)
+    }
+
+    fn list(&self) -> Result<Response<Body>, ApiError> {
+        read::list(self.api, self.resource, &self.target, &self.query, self.view).map(ok)
+    }
+
+    fn watch(&self) -> Result<Response<Body>, ApiError> {
+        let watch = read::watch(self.api, self.resource, &self.target, &self.query, self.view)?;
+        let about = About {
+            group: self.target.group.to_owned(),
+            version: self.target.version.to_owned(),
+            resource: self.target.plural.to_owned(),
+            ..About::default()
+        };
+        let watching = self.api.metrics.watching(&about);
+        let frames = watch::lines(watch).map(move |line| {
+            let _until_the_end = &watching;
+            Ok(Frame::data(line))
+        });
+        let mut response = Response::new(BodyExt::boxed_unsync(StreamBody::new(frames)));
+        let media_type = HeaderValue::from_static("application/json");
+        response.headers_mut().insert(CONTENT_TYPE, media_type);
+        Ok(response)
+    }
+
+    /// Who writes: what the client calls itself.
+    fn context(&self) -> Result<write::Context<'_>, ApiError> {
+        let agent = self.agent.split('/').next().unwrap_or("");
+        let name = [self.query.get("fieldManager"), agent, "unknown"];
+        let name = name.into_iter().find(|name| !name.is_empty()).unwrap_or("unknown");
+        Ok(write::Context {
+            api: self.api,
+            resource: self.resource,
+            namespace: self.target.namespace,
+            dry_run: self.query.dry_run()?,
+            owner: Owner::Manager(name, self.target.subresource),
+        })
+    }
+
+    /// Server-side apply: creates the object, or merges what the client wants into it.
+    async fn apply(&self, part: Part) -> Result<Response<Body>, ApiError> {
+        let config = body::yaml(&self.body)?;
+        let context = write::Context { owner: Owner::Settled, ..self.context()? };
+        let apply = |live: Option<&Value>| {
+            let mut object = patch::apply(
+                self.api,
+                self.resource,
+                &self.target,
+                &self.query,
+                live,
+                config.clone(),
+            )?;
+            let warnings = body::decode_as(self.api, self.resource, &self.query, &mut object)?;
+            self.check_escalation(&object)?;
+            Ok((object, warnings))
+        };
+        let change = |old: &Value| apply(Some(old)).map(|(object, _)| object);
+        let written = match write::update(&context, self.target.name, part, change).await {
+            Err(error) if error.reason == "NotFound" && part == Part::Main => {
+                let (object, _) = apply(None)?;
+                write::create(&context, object).await?
+            }
+            other => other?,
+        };
+        Ok(self.wrote(written, Vec::new()))
+    }
+
+    /// The object in the body, decoded as the kind of the path.
+    fn object(&self) -> Result<(Value, Vec<String>), ApiError> {
+        let mut object = body::read(self.media_type, &self.body)?;
+        let warnings = body::decode_as(self.api, self.resource, &self.query, &mut object)?;
+        Ok((object, warnings))
+    }
+
+    /// A question: answered, not stored.
+    fn review(&self, method: &str) -> Result<Response<Body>, ApiError> {
+        if method != "POST" {
+            return Err(ApiError::method_not_allowed());
+        }
+        let (review, _) = self.object()?;
+        let (plural, namespace) = (self.target.plural, self.target.namespace);
+        let answer = reviews::answer(self.api, self.user, plural, namespace, review);
+        Ok(respond(StatusCode::CREATED, answer.to_string()))
+    }
+
+    /// A token for a service account.
+    fn token(&self) -> Result<Response<Body>, ApiError> {
+        if self.resource.bucket != "serviceaccounts" {
+            return Err(ApiError::no_such_path());
+        }
+        let account = object::value(&*read::entry(self.api, self.resource, &self.target)?);
+        let request = body::read(self.media_type, &self.body)?;
+        let issued = self.api.tokens.issue(&account, request)?;
+        Ok(respond(StatusCode::CREATED, issued.to_string()))
+    }
+
+    fn check_escalation(&self, object: &Value) -> Result<(), ApiError> {
+        authorize::escalation(self.api, self.user, self.resource, self.target.namespace, object)
+    }
+
+    async fn create(&self) -> Result<Response<Body>, ApiError> {
+        let (object, warnings) = self.object()?;
+        self.check_escalation(&object)?;
+        let written = write::create(&self.context()?, object).await?;
+        Ok(self.wrote(written, warnings))
+    }
+
+    async fn replace(&self, part: Part) -> Result<Response<Body>, ApiError> {
+        let (object, warnings) = self.object()?;
+        self.check_escalation(&object)?;
+        let change = |_: &Value| Ok(object.clone());
+        let context = self.context()?;
+        let written = write::update(&context, self.target.name, part, change).await;
+        let written = match written {
+            Err(error)
+                if error.reason == "NotFound"
+                    && self.resource.info().create_on_update
+                    && part == Part::Main =>
+            {
+                write::create(&context, object).await?
+            }
+            other => other?,
+        };
+        Ok(self.wrote(written, warnings))
+    }
+
+    async fn patch(&self, part: Part) -> Result<Response<Body>, ApiError> {
+        if self.media_type.starts_with("application/apply-patch+yaml") {
+            return self.apply(part).await;
+        }
+        let patch = Patch::read(self.media_type, &self.body)?;
+        let warnings = Mutex::new(Vec::new());
+        let change = |old: &Value| {
+            let mut new = patch.apply(self.api, self.resource, old)?;
+            let found = body::decode_as(self.api, self.resource, &self.query, &mut new)?;
+            self.check_escalation(&new)?;
+            *warnings.lock().expect("nobody panics with the warnings") = found;
+            Ok(new)
+        };
+        let written = write::update(&self.context()?, self.target.name, part, change).await?;
+        let warnings = warnings.into_inner().expect("nobody panics with the warnings");
+        Ok(self.wrote(written, warnings))
+    }
+
+    fn get_scale(&self) -> Result<Response<Body>, ApiError> {
+        self.check_scalable()?;
+        let entry = read::entry(self.api, self.resource, &self.target)?;
+        Ok(ok(scale::scale_of(&object::value(&entry)).to_string()))
+    }
+
+    async fn replace_scale(&self) -> Result<Response<Body>, ApiError> {
+        let wanted = body::read(self.media_type, &self.body)?;
+        self.scale(|old| scale::scaled(old, &wanted)).await
+    }
+
+    async fn patch_scale(&self) -> Result<Response<Body>, ApiError> {
+        let patch = Patch::read(self.media_type, &self.body)?;
+        self.scale(|old| {
+            let mut wanted = scale::scale_of(old);
+            wanted["metadata"].as_object_mut().map(|metadata| metadata.remove("resourceVersion"));
+            let wanted = match &patch {
+                Patch::Json(_) => patch.apply(self.api, self.resource, &wanted)?,
+                Patch::Merge(patch) | Patch::Strategic(patch) => {
+                    roadstead_patch::merge(&mut wanted, patch)
+                        .map_err(|error| ApiError::bad_request(error.to_string()))?;
+                    wanted
+                }
+            };
+            scale::scaled(old, &wanted)
+        })
+        .await
+    }
+
+    async fn scale(
+        &self,
+        change: impl Fn(&Value) -> Result<Value, ApiError>,
+    ) -> Result<Response<Body>, ApiError> {
+        self.check_scalable()?;
+        let written = write::update(&self.context()?, self.target.name, Part::Main, change).await?;
+        Ok(ok(scale::scale_of(&object::value(&written.entry)).to_string()))
+    }
+
+    fn check_scalable(&self) -> Result<(), ApiError> {
+        if self.resource.info().scale { Ok(()) } else { Err(ApiError::no_such_path()) }
+    }
+
+    /// Puts a pod onto a node.
+    async fn bind(&self) -> Result<Response<Body>, ApiError> {
+        let binding = body::read(self.media_type, &self.body)?;
+        let node = binding["target"]["name"].clone();
+        let name = self.target.name;
+        let info = self.resource.info();
+        let change = |old: &Value| {
+            if let Some(taken) = old["spec"]["nodeName"].as_str() {
+                let why = format!("pod {name} is already assigned to node {taken:?}");
+                return Err(ApiError::conflict(info, name, &why));
+            }
+            let mut new = old.clone();
+            new["spec"]["nodeName"] = node.clone();
+            let now = write::seconds(jiff::Timestamp::now());
+            let bound =
+                json!({"type": "PodScheduled", "status": "True", "lastTransitionTime": now});
+            new["status"]["conditions"] = json!([bound]);
+            Ok(new)
+        };
+        write::update(&self.context()?, name, Part::Whole, change).await?;
+        let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {},
+            "status": "Success", "code": 201});
+        Ok(respond(StatusCode::CREATED, status.to_string()))
+    }
+
+    /// Deletes a pod, unless a budget forbids it.
+    async fn evict(&self) -> Result<Response<Body>, ApiError> {
+        if self.resource.bucket != "pods" {
+            return Err(ApiError::no_such_path());
+        }
+        let eviction = body::read(self.media_type, &self.body)?;
+        let pod = object::value(&*read::entry(self.api, self.resource, &self.target)?);
+        let Target { namespace, name, .. } = self.target;
+        delete::check_budgets(self.api, namespace, &pod)?;
+        let options = delete::Options::read(&eviction["deleteOptions"], self.query.dry_run()?);
+        delete::delete(self.api, self.resource, namespace, name, &options).await?;
+        let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {},
+            "status": "Success", "code": 201});
+        Ok(respond(StatusCode::CREATED, status.to_string()))
+    }
+
+    /// Releases a namespace that is empty.
+    async fn finalize(&self) -> Result<Response<Body>, ApiError> {
+        let wanted = body::read(self.media_type, &self.body)?;
+        let change = |old: &Value| {
+            let mut new = old.clone();
+            new["spec"] = wanted["spec"].clone();
+            new["metadata"]["deletionGracePeriodSeconds"] = 0.into();
+            Ok(new)
+        };
+        let written =
+            write::update(&self.context()?, self.target.name, Part::Whole, change).await?;
+        Ok(self.wrote(written, Vec::new()))
+    }
+
+    fn delete_options(&self) -> Result<delete::Options, ApiError> {
+        let mut options = match self.body.is_empty() {
+            true => Value::Null,
+            false => body::read(self.media_type, &self.body)?,
+        };
+        if !self.query.get("gracePeriodSeconds").is_empty() {
+            options["gracePeriodSeconds"] = self.query.number("gracePeriodSeconds")?.into();
+        }
+        if !self.query.get("propagationPolicy").is_empty() {
+            options["propagationPolicy"] = self.query.get("propagationPolicy").into();
+        }
+        Ok(delete::Options::read(&options, self.query.dry_run()?))
+    }
+
+    async fn delete(&self) -> Result<Response<Body>, ApiError> {
+        let options = self.delete_options()?;
+        let Target { namespace, name, .. } = self.target;
+        let deleted = delete::delete(self.api, self.resource, namespace, name, &options).await?;
+        Ok(match deleted {
+            Deleted::Going(entry) => ok(object::served(&entry)),
+            Deleted::Gone(object) if self.resource.info().delete_returns_object => {
+                ok(object.to_string())
+            }
+            Deleted::Gone(object) => ok(delete::success(self.resource, &object).to_string()),
+        })
+    }
+
+    async fn delete_many(&self) -> Result<Response<Body>, ApiError> {
+        let options = self.delete_options()?;
+        let filter =
+            crate::filter::Filter::new(self.resource, self.target.namespace, "", &self.query)?;
+        let found = self.api.store.list(&self.resource.bucket, filter.prefix(), None)?;
+        for entry in &found.entries {
+            if !filter.matches(&entry.key.path, &entry.value) {
+                continue;
+            }
+            let (namespace, name) = entry.key.path.split_once('/').unwrap_or(("", &entry.key.path));
+            match delete::delete(self.api, self.resource, namespace, name, &options).await {
+                Err(error) if error.reason == "NotFound" => {}
+                result => {
+                    result?;
+                }
+            }
+        }
+        let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {},
+            "status": "Success", "details": {"kind": self.resource.info().plural}});
+        Ok(ok(status.to_string()))
+    }
+
+    fn wrote(&self, written: Written, warnings: Vec<String>) -> Response<Body> {
+        let code = if written.created { StatusCode::CREATED } else { StatusCode::OK };
+        let body = match self.view {
+            View::Object => write::answer(&written),
+            view => view.one(self.resource, &written.entry, jiff::Timestamp::now()),
+        };
+        let mut response = respond(code, body);
+        for warning in warnings.iter().chain(&written.warnings) {
+            warn(&mut response, warning);
+        }
+        response
+    }
+}

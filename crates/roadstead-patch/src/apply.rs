@@ -10,12 +10,14 @@
 use serde_json::Value;
 
 use self::compare::{Comparison, compare};
+use self::element::Element;
 use self::fieldset::FieldSet;
 use self::managers::{Entry, Manager, Managers, Operation};
 use self::typing::Typing;
 
 mod client_side;
 pub mod compare;
+mod edit;
 pub mod element;
 pub mod fieldset;
 pub mod managers;
@@ -91,42 +93,48 @@ pub fn apply(
 ) -> Result<Value, ApplyError> {
     check(typing, &config, &request.manager)?;
     restrict(&mut config, request.part);
-    let mut present = live.cloned().unwrap_or_else(|| Value::Object(Default::default()));
-    let managed_fields = track::take(&mut present);
-    let former = owners(typing, live.is_some(), &present, managed_fields.as_ref(), request);
-
+    let mut object = live.cloned().unwrap_or_else(|| Value::Object(Default::default()));
+    let managed_fields = track::take(&mut object);
+    let former = match live {
+        Some(live) => owners(typing, live, managed_fields.clone(), &request.manager),
+        None => Managers::default(),
+    };
+    let count = former.0.len();
+    let (last, mut others) = former.split(&request.manager);
     let mut own = typed::set_of(typing, &config);
-    let (last, mut others) = former.clone().split(&request.manager);
-    let mut keep = others.0.iter().fold(own.clone(), |keep, entry| keep.union(&entry.fields));
-    keep.insert(&[element::Element::field("metadata")]);
-    strip(&mut own);
-    let mut object = merge::merge(typing, present.clone(), &config);
+    object = merge::merge(typing, object, &config);
     if let Some(last) = &last {
-        merge::prune(typing, &mut object, &last.fields, &keep);
+        let mut keep = others.0.iter().fold(own.clone(), |keep, entry| keep.union(&entry.set()));
+        keep.insert(&[Element::field("metadata")]);
+        merge::prune(typing, &mut object, &last.set(), &keep);
     }
+    strip(&mut own);
 
-    let mut changes = compare(typing, Some(&present), &object);
+    let mut changes = compare(typing, live, &object);
     strip(&mut changes.added);
     strip(&mut changes.modified);
     if !request.force {
-        let inherited = client_side::inherited(typing, &present, &request.manager);
+        let inherited = client_side::inherited(typing, live, &request.manager);
         check_conflicts(&others, &changes, &inherited)?;
     }
     typing.drop_nulls(&mut object);
-    others.lose(&changes.set().union(&changes.removed));
+    others.lose(&changes.set());
+    others.lose(&changes.removed);
 
-    let same_intent = last
-        .is_some_and(|last| last.fields == own && last.api_version == request.manager.api_version);
-    if object == present
-        && same_intent
-        && former.0.len() == others.0.len() + 1
-        && let Some(managed_fields) = managed_fields
+    let entry = Entry::new(&request.manager, Operation::Apply, &own);
+    let is_same_intent =
+        last.is_some_and(|last| Entry { time: last.time.clone(), ..entry.clone() } == last);
+    if let Some(managed_fields) = managed_fields
+        && is_same_intent
+        && others.0.len() + 1 == count
     {
         track::put(&mut object, managed_fields);
-        return Ok(object);
+        if Some(&object) == live {
+            return Ok(object);
+        }
     }
     client_side::remember(&mut object, config, &request.manager);
-    others.0.push(Entry::new(&request.manager, Operation::Apply, own));
+    others.0.push(entry);
     track::put(&mut object, others.encode());
     Ok(object)
 }
@@ -134,17 +142,16 @@ pub fn apply(
 /// Who owns the object at present. What nobody is known to own belongs to nobody in particular.
 fn owners(
     typing: Typing<'_>,
-    exists: bool,
-    present: &Value,
-    managed_fields: Option<&Value>,
-    request: &Request<'_>,
+    live: &Value,
+    managed_fields: Option<Value>,
+    manager: &Manager<'_>,
 ) -> Managers {
     let mut managers = managed_fields.and_then(Managers::decode).unwrap_or_default();
-    if exists && managers.0.is_empty() {
-        let mut fields = compare(typing, None, present).set();
+    if managers.0.is_empty() {
+        let mut fields = compare(typing, None, live).set();
         strip(&mut fields);
-        let manager = Manager { name: BEFORE_FIRST_APPLY, subresource: "", ..request.manager };
-        managers.gain(&manager, Operation::Update, fields);
+        let manager = Manager { name: BEFORE_FIRST_APPLY, subresource: "", ..*manager };
+        managers.gain(&manager, Operation::Update, &fields);
     }
     managers
 }
@@ -204,7 +211,7 @@ fn check_conflicts(
     let mut conflicts = Vec::new();
     for entry in others {
         let message = format!("conflict with {}", entry.shown());
-        let fields = entry.fields.intersection(&changed).shown();
+        let fields = entry.set().intersection(&changed).shown();
         let conflict = |field| Conflict { message: message.clone(), field };
         conflicts.extend(fields.into_iter().map(conflict));
     }
@@ -242,12 +249,12 @@ fn strip(set: &mut FieldSet) {
         "uid",
     ];
     set.retain(|branch| match &branch.element {
-        element::Element::Field(name) => match &**name {
+        Element::Field(name) => match &**name {
             "apiVersion" | "kind" => false,
             "metadata" => {
                 branch.member = false;
                 branch.below.retain(|branch| match &branch.element {
-                    element::Element::Field(name) => !UNOWNED.contains(&&**name),
+                    Element::Field(name) => !UNOWNED.contains(&&**name),
                     _ => true,
                 });
                 true

@@ -24,14 +24,16 @@ fn is_kubectl(manager: &Manager<'_>) -> bool {
 }
 
 /// What the manager may change without asking: what client-side apply set and nobody changed since.
-pub(super) fn inherited(typing: Typing<'_>, live: &Value, manager: &Manager<'_>) -> FieldSet {
-    if !is_kubectl(manager) {
-        return FieldSet::default();
-    }
-    let Ok(last) = serde_json::from_str::<Value>(live.text(POINTER)) else {
+pub(super) fn inherited(
+    typing: Typing<'_>,
+    live: Option<&Value>,
+    manager: &Manager<'_>,
+) -> FieldSet {
+    let last = live.filter(|_| is_kubectl(manager)).map(|live| live.text(POINTER));
+    let Some(Ok(last)) = last.map(serde_json::from_str::<Value>) else {
         return FieldSet::default();
     };
-    let changed = compare(typing, Some(live), &last);
+    let changed = compare(typing, live, &last);
     set_of(typing, &last).difference(&changed.set())
 }
 

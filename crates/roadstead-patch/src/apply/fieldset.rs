@@ -249,7 +249,7 @@ impl FieldSet {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use proptest::prelude::*;
     use serde_json::json;
@@ -297,7 +297,7 @@ mod tests {
         ]
     }
 
-    fn sets() -> impl Strategy<Value = FieldSet> {
+    pub(in super::super) fn sets() -> impl Strategy<Value = FieldSet> {
         let path = prop::collection::vec(element(), 1..4);
         prop::collection::vec(path, 0..12).prop_map(|paths| {
             let mut set = FieldSet::default();

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
+use super::edit;
 use super::fieldset::FieldSet;
 
 /// More writers by Update than these are not told apart.
@@ -39,18 +40,19 @@ pub(super) struct Entry {
     pub(super) manager: String,
     pub(super) api_version: String,
     pub(super) subresource: String,
-    pub(super) fields: FieldSet,
+    /// FieldsV1, in our own spelling.
+    pub(super) fields: Value,
 }
 
 impl Entry {
-    pub(super) fn new(manager: &Manager<'_>, operation: Operation, fields: FieldSet) -> Self {
+    pub(super) fn new(manager: &Manager<'_>, operation: Operation, fields: &FieldSet) -> Self {
         Self {
             operation,
             time: manager.time.to_owned(),
             manager: manager.name.to_owned(),
             api_version: manager.api_version.to_owned(),
             subresource: manager.subresource.to_owned(),
-            fields,
+            fields: fields.encode(),
         }
     }
 
@@ -60,6 +62,20 @@ impl Entry {
             && self.manager == manager.name
             && self.subresource == manager.subresource
             && (operation == Operation::Apply || self.api_version == manager.api_version)
+    }
+
+    /// The place among the others: appliers first, then by time, then by name.
+    fn order(&self) -> (Operation, [&str; 4]) {
+        (self.operation, [&self.time, &self.manager, &self.api_version, &self.subresource])
+    }
+
+    /// What it owns.
+    pub(super) fn set(&self) -> FieldSet {
+        FieldSet::decode(&self.fields).unwrap_or_default()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.fields.as_object().is_none_or(Map::is_empty)
     }
 
     /// How conflicts name it.
@@ -74,44 +90,47 @@ impl Entry {
         shown
     }
 
-    fn decode(entry: &Value) -> Option<Self> {
-        let text = |name: &str| entry[name].as_str().unwrap_or("").to_owned();
-        let operation = match entry["operation"].as_str()? {
+    fn decode(mut entry: Value) -> Option<Self> {
+        let operation = match entry.get("operation")?.as_str()? {
             "Apply" => Operation::Apply,
             "Update" => Operation::Update,
             _ => return None,
         };
-        if entry["fieldsType"] != "FieldsV1" {
+        if entry.get("fieldsType")? != "FieldsV1" {
             return None;
         }
+        let mut text = |name: &str| match entry.get_mut(name).map(Value::take) {
+            Some(Value::String(text)) => text,
+            _ => String::new(),
+        };
         Some(Self {
             operation,
             time: text("time"),
             manager: text("manager"),
             api_version: text("apiVersion"),
             subresource: text("subresource"),
-            fields: entry.get("fieldsV1").map_or(Some(FieldSet::default()), FieldSet::decode)?,
+            fields: entry.get_mut("fieldsV1").map(Value::take).unwrap_or_default(),
         })
     }
 
-    fn encode(&self) -> Value {
+    fn encode(self) -> Value {
         let mut entry = Map::new();
         let operation = match self.operation {
             Operation::Apply => "Apply",
             Operation::Update => "Update",
         };
         let texts = [
-            ("apiVersion", self.api_version.as_str()),
-            ("fieldsType", "FieldsV1"),
-            ("manager", &self.manager),
-            ("operation", operation),
-            ("subresource", &self.subresource),
-            ("time", &self.time),
+            ("apiVersion", self.api_version),
+            ("fieldsType", "FieldsV1".to_owned()),
+            ("manager", self.manager),
+            ("operation", operation.to_owned()),
+            ("subresource", self.subresource),
+            ("time", self.time),
         ];
         for (name, text) in texts.into_iter().filter(|(_, text)| !text.is_empty()) {
             entry.insert(name.to_owned(), text.into());
         }
-        entry.insert("fieldsV1".to_owned(), self.fields.encode());
+        entry.insert("fieldsV1".to_owned(), self.fields);
         Value::Object(entry)
     }
 }
@@ -121,23 +140,34 @@ impl Entry {
 pub(super) struct Managers(pub(super) Vec<Entry>);
 
 impl Managers {
-    /// Reads `managedFields`; `None` if it says nothing, or nothing that can be understood.
-    pub(super) fn decode(managed_fields: &Value) -> Option<Self> {
-        let entries = managed_fields.as_array().filter(|entries| !entries.is_empty())?;
-        entries.iter().map(Entry::decode).collect::<Option<Vec<_>>>().map(Self)
+    /// Reads `managedFields` that we wrote; `None` if it says nothing.
+    pub(super) fn decode(managed_fields: Value) -> Option<Self> {
+        match managed_fields {
+            Value::Array(entries) if !entries.is_empty() => {
+                entries.into_iter().map(Entry::decode).collect::<Option<Vec<_>>>().map(Self)
+            }
+            _ => None,
+        }
+    }
+
+    /// Reads `managedFields` that a client wrote, into our own spelling; `None` if it says
+    /// nothing that can be understood.
+    pub(super) fn read(managed_fields: Value) -> Option<Self> {
+        let mut managers = Self::decode(managed_fields)?;
+        for entry in &mut managers.0 {
+            entry.fields = match &entry.fields {
+                Value::Null => Value::Object(Map::new()),
+                fields => FieldSet::decode(fields)?.encode(),
+            };
+        }
+        Some(managers)
     }
 
     /// As `managedFields`, in the order that Kubernetes gives them.
     pub(super) fn encode(mut self) -> Value {
-        self.0.retain(|entry| !entry.fields.is_empty());
-        self.0.sort_by(|a, b| {
-            let order = |entry: &Entry| (entry.operation, entry.time.clone());
-            let name = |entry: &Entry| {
-                (entry.manager.clone(), entry.api_version.clone(), entry.subresource.clone())
-            };
-            order(a).cmp(&order(b)).then_with(|| name(a).cmp(&name(b)))
-        });
-        Value::Array(self.0.iter().map(Entry::encode).collect())
+        self.0.retain(|entry| !entry.is_empty());
+        self.0.sort_by(|a, b| a.order().cmp(&b.order()));
+        Value::Array(self.0.into_iter().map(Entry::encode).collect())
     }
 
     /// What an applier applied last, and everyone else.
@@ -148,24 +178,22 @@ impl Managers {
     }
 
     /// Takes paths from everyone.
-    pub(super) fn lose(&mut self, fields: &FieldSet) {
-        if fields.is_empty() {
+    pub(super) fn lose(&mut self, paths: &FieldSet) {
+        if paths.is_empty() {
             return;
         }
-        for entry in &mut self.0 {
-            entry.fields = entry.fields.difference(fields);
-        }
-        self.0.retain(|entry| !entry.fields.is_empty());
+        self.0.iter_mut().for_each(|entry| edit::subtract(&mut entry.fields, paths));
+        self.0.retain(|entry| !entry.is_empty());
     }
 
     /// Gives paths to a manager, whose time this becomes.
-    pub(super) fn gain(&mut self, manager: &Manager<'_>, operation: Operation, fields: FieldSet) {
+    pub(super) fn gain(&mut self, manager: &Manager<'_>, operation: Operation, paths: &FieldSet) {
         match self.0.iter_mut().find(|entry| entry.is(manager, operation)) {
             Some(entry) => {
-                entry.fields = entry.fields.union(&fields);
+                edit::add(&mut entry.fields, paths);
                 entry.time = manager.time.to_owned();
             }
-            None => self.0.push(Entry::new(manager, operation, fields)),
+            None => self.0.push(Entry::new(manager, operation, paths)),
         }
     }
 
@@ -187,7 +215,7 @@ impl Managers {
                 Some(older) if excess > 0 => {
                     older.manager = ANCIENT.to_owned();
                     older.subresource = String::new();
-                    older.fields = older.fields.union(&entry.fields);
+                    edit::add(&mut older.fields, &entry.set());
                     older.time = entry.time;
                     excess -= 1;
                 }

@@ -17,47 +17,31 @@ use super::typing::Typing;
 pub fn track(typing: Typing<'_>, old: Option<&Value>, new: &mut Value, manager: &Manager<'_>) {
     let given = take(new);
     let before = old.and_then(|old| old.get("metadata")?.get("managedFields"));
-    let own = match &given {
-        Some(given) if manager.subresource.is_empty() && Some(given) != before => {
-            if is_reset(given) {
-                return forget(typing, old, new, manager);
-            }
-            Managers::decode(given)
+    let mut managers = match given {
+        Some(given) if Some(&given) == before => Managers::decode(given),
+        Some(given) if manager.subresource.is_empty() && is_reset(&given) => None,
+        Some(given) if manager.subresource.is_empty() => {
+            Managers::read(given).or_else(|| Managers::decode(before?.clone()))
         }
-        _ => None,
+        _ => before.cloned().and_then(Managers::decode),
     };
-    let explicit = own.is_some();
+    if old.is_none() {
+        managers.get_or_insert_default();
+    }
+    let Some(mut managers) = managers else { return };
     let mut changes = compare(typing, old, new);
     strip(&mut changes.added);
     strip(&mut changes.modified);
     strip(&mut changes.removed);
-    if !explicit && changes.is_same() {
-        if let Some(before) = before {
-            put(new, before.clone());
+    if !changes.is_same() {
+        let gained = changes.set();
+        managers.lose(&changes.removed);
+        managers.lose(&gained);
+        if !gained.is_empty() {
+            managers.gain(manager, Operation::Update, &gained);
+            managers.cap();
         }
-        return;
     }
-    let Some(mut managers) = own.or_else(|| Managers::decode(before?)) else {
-        return forget(typing, old, new, manager);
-    };
-    let gained = changes.set();
-    managers.lose(&changes.removed.union(&gained));
-    if !gained.is_empty() {
-        managers.gain(manager, Operation::Update, gained);
-        managers.cap();
-    }
-    put(new, managers.encode());
-}
-
-/// Without known owners, only a new object gets one.
-fn forget(typing: Typing<'_>, old: Option<&Value>, new: &mut Value, manager: &Manager<'_>) {
-    if old.is_some() {
-        return;
-    }
-    let mut fields = compare(typing, None, new).set();
-    strip(&mut fields);
-    let mut managers = Managers::default();
-    managers.gain(manager, Operation::Update, fields);
     put(new, managers.encode());
 }
 

@@ -42,19 +42,28 @@ pub fn misfits(typing: Typing<'_>, value: &Value) -> Vec<String> {
     checker.misfits
 }
 
-struct Checker {
-    path: Vec<Element>,
+struct Checker<'v> {
+    path: Vec<Step<'v>>,
     misfits: Vec<String>,
 }
 
-impl Checker {
+enum Step<'v> {
+    Field(&'v str),
+    Item(Element),
+}
+
+impl<'v> Checker<'v> {
     fn report(&mut self, text: impl AsRef<str>) {
-        let path: String = self.path.iter().map(Element::to_string).collect();
+        let step = |step: &Step<'_>| match step {
+            Step::Field(name) => format!(".{name}"),
+            Step::Item(element) => element.to_string(),
+        };
+        let path: String = self.path.iter().map(step).collect();
         let colon = if path.is_empty() { "" } else { ": " };
         self.misfits.push(format!("{path}{colon}{}", text.as_ref()));
     }
 
-    fn check(&mut self, typing: Typing<'_>, value: &Value) {
+    fn check(&mut self, typing: Typing<'_>, value: &'v Value) {
         match (typing.shape(), value) {
             (Shape::Free, _) | (_, Value::Null) => {}
             (Shape::Scalar(scalar), value) => self.scalar(scalar, value),
@@ -69,9 +78,9 @@ impl Checker {
         }
     }
 
-    fn fields(&mut self, typing: Typing<'_>, fields: &Map<String, Value>) {
+    fn fields(&mut self, typing: Typing<'_>, fields: &'v Map<String, Value>) {
         for (name, value) in fields {
-            self.path.push(Element::field(name));
+            self.path.push(Step::Field(name));
             match typing.declared(name) {
                 Some(child) => self.check(child.typing, value),
                 None => self.report("field not declared in schema"),
@@ -80,7 +89,7 @@ impl Checker {
         }
     }
 
-    fn items(&mut self, typing: Typing<'_>, kind: ListKind, items: &[Value]) {
+    fn items(&mut self, typing: Typing<'_>, kind: ListKind, items: &'v [Value]) {
         let mut seen = std::collections::HashSet::new();
         for (index, item) in items.iter().enumerate() {
             let element = match kind {
@@ -96,7 +105,7 @@ impl Checker {
             if kind != ListKind::Atomic && !seen.insert(element.clone()) {
                 self.report(format!("duplicate entries for key {element}"));
             }
-            self.path.push(element);
+            self.path.push(Step::Item(element));
             self.check(typing.items(), item);
             self.path.pop();
         }

@@ -143,7 +143,7 @@ fn raw(roadstead: &Roadstead) {
     let post = |body: &str| format!("-H 'Content-Type: application/json' -d '{body}' {services}");
     let cases = [
         ("not JSON", post("{"), "BadRequest", "400"),
-        ("no kind", post("{}"), "Object 'Kind' is missing", "400"),
+        ("no name", post("{}"), "name or generateName is required", "422"),
         (
             "another kind",
             post(r#"{"kind":"Pod","apiVersion":"v1"}"#),

@@ -4,5 +4,6 @@
 
 mod bad_input;
 mod process;
+mod security;
 mod thread;
 mod verbs;

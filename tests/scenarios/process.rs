@@ -33,6 +33,11 @@ impl Roadstead {
         Self::start("apiserver --ephemeral --listen 127.0.0.1:0")
     }
 
+    /// Starts only the API server, with more flags.
+    pub fn apiserver_with(flags: &str) -> Self {
+        Self::start(&format!("apiserver --ephemeral --listen 127.0.0.1:0 {flags}"))
+    }
+
     fn start(command: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let mut arguments: Vec<_> = command.split(' ').map(str::to_owned).collect();

@@ -1,7 +1,7 @@
 //! The bodies of requests: JSON, YAML and protobuf into values.
 
 use bytes::Bytes;
-use roadstead_api::look::Look;
+use roadstead_api::look::{Look, default_to};
 use roadstead_api::protobuf;
 use roadstead_api::schema::decode;
 use serde_json::Value;
@@ -56,9 +56,9 @@ pub fn decode_as(
             into Go value of type struct { APIVersion string; Kind string }";
         return Err(ApiError::bad_request(message));
     }
-    if object.text("/kind").is_empty() {
-        return Err(ApiError::bad_request(format!("Object 'Kind' is missing in '{object}'")));
-    }
+    // The path says what it is; the body need not repeat it (the Python client does not).
+    default_to(object, "kind", info.kind);
+    default_to(object, "apiVersion", version.clone());
     if object.text("/apiVersion") != version {
         return Err(ApiError::bad_request(format!(
             "the API version in the data ({}) does not match the expected API version ({version})",

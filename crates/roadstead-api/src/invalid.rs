@@ -19,6 +19,10 @@ pub enum Mistake {
     Duplicate,
     /// The value is too long.
     TooLong,
+    /// There are too many values.
+    TooMany,
+    /// The value is of another type.
+    TypeInvalid,
 }
 
 impl Mistake {
@@ -30,17 +34,20 @@ impl Mistake {
             Mistake::Forbidden => "FieldValueForbidden",
             Mistake::Duplicate => "FieldValueDuplicate",
             Mistake::TooLong => "FieldValueTooLong",
+            Mistake::TooMany => "FieldValueTooMany",
+            Mistake::TypeInvalid => "FieldValueTypeInvalid",
         }
     }
 
     fn words(self) -> &'static str {
         match self {
             Mistake::Required => "Required value",
-            Mistake::Invalid => "Invalid value",
+            Mistake::Invalid | Mistake::TypeInvalid => "Invalid value",
             Mistake::NotSupported => "Unsupported value",
             Mistake::Forbidden => "Forbidden",
             Mistake::Duplicate => "Duplicate value",
             Mistake::TooLong => "Too long",
+            Mistake::TooMany => "Too many",
         }
     }
 }
@@ -115,6 +122,18 @@ impl Causes {
     /// The value is longer than allowed.
     pub fn too_long(&mut self, field: impl Into<String>, bytes: usize) {
         self.add(Mistake::TooLong, field, &[&format!("may not be more than {bytes} bytes")]);
+    }
+
+    /// There are more values than allowed.
+    pub fn too_many(&mut self, field: impl Into<String>, count: usize, most: u64) {
+        let items = if most == 1 { "item" } else { "items" };
+        let detail = format!("must have at most {most} {items}");
+        self.add(Mistake::TooMany, field, &[&count, &detail]);
+    }
+
+    /// The value is of another type.
+    pub fn type_invalid(&mut self, field: impl Into<String>, value: &Value, detail: impl Display) {
+        self.add(Mistake::TypeInvalid, field, &[value, &detail]);
     }
 }
 

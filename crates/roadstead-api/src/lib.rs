@@ -18,3 +18,4 @@ pub mod names;
 pub mod protobuf;
 pub mod schema;
 pub mod selector;
+pub mod structural;

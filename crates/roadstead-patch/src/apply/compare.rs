@@ -101,8 +101,12 @@ impl Comparison {
                 continue;
             }
             let was = was.or_else(|| {
-                let there = old.is_some() && is.is_some_and(Value::is_object);
-                (there && typing.is_always_there(name)).then(|| &*EMPTY)
+                let there = old.is_some() && typing.is_always_there(name);
+                match is {
+                    Some(Value::Object(_)) if there => Some(&*EMPTY),
+                    Some(Value::Array(_)) if there => Some(&Value::Null),
+                    _ => None,
+                }
             });
             let mut below = Self::default();
             let mark = below.values(typing.child(name).typing, was, is);

@@ -4,6 +4,7 @@ use serde_json::json;
 use super::track::track;
 use super::*;
 
+mod kinds;
 mod properties;
 
 fn service() -> Typing<'static> {

@@ -1,9 +1,11 @@
-//! How the parts of an object are typed, whoever describes it: the built-in schema or nobody.
+//! How the parts of an object are typed, whoever describes it: the built-in schema, a
+//! CustomResourceDefinition, or nobody.
 //!
 //! Server-side apply asks the same few questions everywhere: is this merged or replaced as a
 //! whole, what are its fields, what tells the elements of a list apart.
 
 use roadstead_api::schema::{Field, ListKind, Schema, Type, TypeId};
+use roadstead_api::structural::{Additional, Primitive, Structural};
 use serde_json::{Map, Value};
 
 use super::element::Element;
@@ -22,7 +24,16 @@ pub enum Typing<'a> {
         /// The field that holds it, which may say how lists and maps are merged.
         field: Option<&'a Field>,
     },
+    /// A place in the schema of a CustomResourceDefinition.
+    Custom {
+        /// What is there.
+        schema: &'a Structural,
+        /// Whether it is a whole object, so that there is metadata in it.
+        is_resource: bool,
+    },
 }
+
+const METADATA: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
 
 /// What kind of value belongs to a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +86,11 @@ pub(super) struct Child<'a> {
     pub(super) named: bool,
 }
 
-/// Objects that are there even when they are empty, because they are not optional in Go. A first
+impl Child<'_> {
+    const FREE: Self = Self { typing: Typing::Free, named: false };
+}
+
+/// Objects that are there even when they are empty, because they are no pointers in Go. A first
 /// field in one of them does not make the object itself new.
 const ALWAYS_THERE: [&str; 9] = [
     "metadata",
@@ -95,32 +110,37 @@ impl<'a> Typing<'a> {
         Self::Known { schema, ty: &schema.get(id).ty, field: None }
     }
 
+    /// The objects of a CustomResourceDefinition.
+    pub fn custom(schema: &'a Structural) -> Self {
+        Self::Custom { schema, is_resource: true }
+    }
+
+    fn part(schema: &'a Structural) -> Self {
+        Self::Custom { schema, is_resource: schema.embedded }
+    }
+
     pub(super) fn shape(self) -> Shape<'a> {
-        let Self::Known { schema, ty, field } = self else { return Shape::Free };
-        match schema.resolve(ty) {
-            Type::Any => Shape::Free,
-            Type::String | Type::Bytes | Type::Time => Shape::Scalar(Scalar::Text),
-            Type::Boolean => Shape::Scalar(Scalar::Boolean),
-            Type::Int32 | Type::Int64 | Type::Number => Shape::Scalar(Scalar::Number),
-            Type::IntOrString => Shape::Scalar(Scalar::Any),
-            Type::Object(_) => Shape::Fields,
-            Type::Map(_) => Shape::Map,
-            Type::List(_) => {
-                let kind = field.and_then(|field| field.list).unwrap_or(ListKind::Atomic);
-                Shape::List(kind, field.map_or(&[], |field| &field.keys))
-            }
+        match self {
+            Self::Free => Shape::Free,
+            Self::Known { schema, ty, field } => known_shape(schema, ty, field),
+            Self::Custom { schema, .. } => custom_shape(schema),
         }
     }
 
     /// Whether the value is replaced as a whole although it has parts.
     fn is_atomic(self) -> bool {
-        let Self::Known { schema, ty, field } = self else { return false };
-        let by_definition = match schema.resolve(ty) {
-            Type::Object(id) => schema.get(*id).atomic,
-            _ => false,
-        };
-        field.is_some_and(|field| field.atomic)
-            || by_definition && !field.is_some_and(|field| field.granular)
+        match self {
+            Self::Free => false,
+            Self::Custom { schema, .. } => schema.atomic,
+            Self::Known { schema, ty, field } => {
+                let by_definition = match schema.resolve(ty) {
+                    Type::Object(id) => schema.get(*id).atomic,
+                    _ => false,
+                };
+                field.is_some_and(|field| field.atomic)
+                    || by_definition && !field.is_some_and(|field| field.granular)
+            }
+        }
     }
 
     /// The parts in which the value is merged.
@@ -139,30 +159,36 @@ impl<'a> Typing<'a> {
 
     /// The part behind a name; `None` if the schema has no such field.
     pub(super) fn declared(self, name: &str) -> Option<Child<'a>> {
-        let Self::Known { schema, ty, .. } = self else {
-            return Some(Child { typing: Self::Free, named: false });
-        };
-        match schema.resolve(ty) {
-            Type::Object(id) => schema.get(*id).fields.get(name).map(|field| {
-                let typing = Self::Known { schema, ty: &field.ty, field: Some(field) };
-                Child { typing, named: true }
-            }),
-            Type::Map(ty) => {
-                let typing = Self::Known { schema, ty, field: None };
-                Some(Child { typing, named: false })
-            }
-            _ => Some(Child { typing: Self::Free, named: false }),
+        match self {
+            Self::Free => Some(Child::FREE),
+            Self::Custom { schema, is_resource } => custom_child(schema, is_resource, name),
+            Self::Known { schema, ty, .. } => match schema.resolve(ty) {
+                Type::Object(id) => schema.get(*id).fields.get(name).map(|field| {
+                    let typing = Self::Known { schema, ty: &field.ty, field: Some(field) };
+                    Child { typing, named: true }
+                }),
+                Type::Map(ty) => {
+                    let typing = Self::Known { schema, ty, field: None };
+                    Some(Child { typing, named: false })
+                }
+                _ => Some(Child::FREE),
+            },
         }
     }
 
     /// The part behind a name, typed freely if the schema has no such field.
     pub(super) fn child(self, name: &str) -> Child<'a> {
-        self.declared(name).unwrap_or(Child { typing: Self::Free, named: false })
+        self.declared(name).unwrap_or(Child::FREE)
     }
 
-    /// Whether the object behind a name is there even if nothing is in it.
+    /// Whether the object or list behind a name is there even if nothing is in it.
     pub(super) fn is_always_there(self, name: &str) -> bool {
-        matches!(self, Self::Known { .. }) && ALWAYS_THERE.contains(&name)
+        let Self::Known { schema, ty, .. } = self else { return false };
+        let is_required = || match schema.resolve(ty) {
+            Type::Object(id) => schema.get(*id).fields.get(name).is_some_and(|f| f.required),
+            _ => false,
+        };
+        ALWAYS_THERE.contains(&name) || is_required()
     }
 
     /// The elements of a list.
@@ -172,6 +198,7 @@ impl<'a> Typing<'a> {
                 Type::List(ty) => Self::Known { schema, ty, field: None },
                 _ => Self::Free,
             },
+            Self::Custom { schema, .. } => schema.items.as_deref().map_or(Self::Free, Self::part),
             Self::Free => Self::Free,
         }
     }
@@ -210,16 +237,14 @@ impl<'a> Typing<'a> {
         Ok(Element::key(found.into_iter()))
     }
 
-    /// Drops nulls where they mean that a field is absent.
+    /// Drops nulls where they mean that a field is absent. In custom resources they may be values.
     pub(super) fn drop_nulls(self, value: &mut Value) {
         match value {
             _ if self.shape() == Shape::Free => {}
-            Value::Object(fields) => {
-                fields.retain(|name, value| {
-                    self.child(name).typing.drop_nulls(value);
-                    !value.is_null()
-                });
-            }
+            Value::Object(fields) => fields.retain(|name, value| {
+                self.child(name).typing.drop_nulls(value);
+                !value.is_null() || matches!(self, Self::Custom { .. })
+            }),
             Value::Array(items) => items.iter_mut().for_each(|item| self.items().drop_nulls(item)),
             _ => {}
         }
@@ -229,8 +254,60 @@ impl<'a> Typing<'a> {
     fn default_of(self, name: &str) -> Option<&'a Value> {
         match self.declared(name)?.typing {
             Self::Known { field, .. } => field?.default.as_ref(),
+            Self::Custom { schema, .. } => schema.default.as_ref(),
             Self::Free => None,
         }
+    }
+}
+
+fn known_shape<'a>(schema: &'a Schema, ty: &'a Type, field: Option<&'a Field>) -> Shape<'a> {
+    match schema.resolve(ty) {
+        Type::Any => Shape::Free,
+        Type::String | Type::Bytes | Type::Time => Shape::Scalar(Scalar::Text),
+        Type::Boolean => Shape::Scalar(Scalar::Boolean),
+        Type::Int32 | Type::Int64 | Type::Number => Shape::Scalar(Scalar::Number),
+        Type::IntOrString => Shape::Scalar(Scalar::Any),
+        Type::Object(_) => Shape::Fields,
+        Type::Map(_) => Shape::Map,
+        Type::List(_) => {
+            let kind = field.and_then(|field| field.list).unwrap_or(ListKind::Atomic);
+            Shape::List(kind, field.map_or(&[], |field| &field.keys))
+        }
+    }
+}
+
+fn custom_shape(schema: &Structural) -> Shape<'_> {
+    if schema.int_or_string {
+        return Shape::Scalar(Scalar::Any);
+    }
+    match schema.ty {
+        None => Shape::Free,
+        Some(Primitive::String) => Shape::Scalar(Scalar::Text),
+        Some(Primitive::Boolean) => Shape::Scalar(Scalar::Boolean),
+        Some(Primitive::Integer | Primitive::Number) => Shape::Scalar(Scalar::Number),
+        Some(Primitive::Array) => {
+            Shape::List(schema.list.unwrap_or(ListKind::Atomic), &schema.keys)
+        }
+        Some(Primitive::Object) => match schema.additional {
+            Additional::None => Shape::Fields,
+            Additional::Any | Additional::Each(_) => Shape::Map,
+        },
+    }
+}
+
+fn custom_child<'a>(schema: &'a Structural, is_resource: bool, name: &str) -> Option<Child<'a>> {
+    if is_resource && ["apiVersion", "kind", "metadata"].contains(&name) {
+        let known = Schema::kubernetes();
+        let metadata = known.named(METADATA).filter(|_| name == "metadata");
+        let typing = metadata.map_or(Typing::Free, |id| Typing::known(known, id));
+        return Some(Child { typing, named: true });
+    }
+    match (schema.properties.get(name), &schema.additional) {
+        (Some(property), _) => Some(Child { typing: Typing::part(property), named: true }),
+        (None, Additional::Each(each)) => Some(Child { typing: Typing::part(each), named: false }),
+        // Nothing describes what is here.
+        (None, _) if schema.keeps_others() || schema.ty.is_none() => Some(Child::FREE),
+        (None, _) => None,
     }
 }
 

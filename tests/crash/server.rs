@@ -1,0 +1,72 @@
+//! The API server as a process that can be killed.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use kube::Client;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use roadstead_testkit::kubectl::eventually;
+
+/// A running server. It is killed at the latest when it goes out of scope.
+pub struct Server {
+    child: Child,
+    directory: PathBuf,
+}
+
+impl Server {
+    /// Starts it on a directory, and does not wait.
+    pub fn launch(directory: &Path) -> Self {
+        let log = File::create(directory.join("log")).unwrap();
+        let child = Command::new(env!("CARGO_BIN_EXE_roadstead"))
+            .args(["apiserver", "--listen", "127.0.0.1:0", "--data-dir"])
+            .arg(directory.join("data"))
+            .arg("--kubeconfig-out")
+            .arg(directory.join("kubeconfig"))
+            .stdin(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        Self { child, directory: directory.to_owned() }
+    }
+
+    /// Starts it on a directory.
+    pub fn start(directory: &Path) -> Self {
+        let mut server = Self::launch(directory);
+        eventually(
+            "the server is ready",
+            Duration::from_secs(20),
+            || (server.log(), server.child.try_wait().unwrap()),
+            |(log, ended)| log.contains("ready in") || ended.is_some(),
+        );
+        assert!(server.log().contains("ready in"), "{}", server.log());
+        server
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.directory.join("log")).unwrap_or_default()
+    }
+
+    /// A client with connections of its own.
+    pub async fn client(&self) -> Client {
+        let kubeconfig = Kubeconfig::read_from(self.directory.join("kubeconfig")).unwrap();
+        let options = KubeConfigOptions::default();
+        let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &options).await.unwrap();
+        config.default_retry = false;
+        Client::try_from(config).unwrap()
+    }
+
+    /// SIGKILL: it gets no chance to do anything more.
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

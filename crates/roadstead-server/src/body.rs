@@ -4,11 +4,12 @@ use bytes::Bytes;
 use roadstead_api::look::{Look, default_to};
 use roadstead_api::protobuf;
 use roadstead_api::schema::decode;
+use roadstead_api::structural::prune;
 use serde_json::Value;
 
 use crate::api::Api;
 use crate::error::ApiError;
-use crate::registry::Resource;
+use crate::registry::{KindRef, Resource};
 use crate::request::Query;
 
 /// Larger bodies are refused (upstream's limit).
@@ -72,8 +73,7 @@ pub fn decode_as(
             info.kind
         )));
     }
-    let Some(id) = resource.type_id else { return Ok(Vec::new()) };
-    let unknown = decode::decode(api.schema, id, object).map_err(|error| {
+    let unknown = known_fields(api, resource, object).map_err(|error| {
         ApiError::bad_request(format!(
             "{0} in version {1:?} cannot be handled as a {0}: {error}",
             info.kind, info.version
@@ -95,5 +95,24 @@ pub fn decode_as(
             "fieldValidation: Unsupported value: {other:?}: supported values: \"Ignore\", \
              \"Strict\", \"Warn\""
         ))),
+    }
+}
+
+/// Drops the fields that the kind does not have, and returns their paths.
+fn known_fields(api: &Api, resource: &Resource, object: &mut Value) -> Result<Vec<String>, String> {
+    match &resource.kind {
+        KindRef::BuiltIn(_) => {
+            let id = resource.type_id.expect("built-in kinds have a type");
+            decode::decode(api.schema, id, object)
+        }
+        KindRef::Custom(custom) => {
+            // What all objects have is the same for custom ones.
+            let metadata = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
+            let id = api.schema.named(metadata).expect("all objects have metadata");
+            let own = object.get_mut("metadata").filter(|metadata| !metadata.is_null());
+            let unknown = own.map(|own| decode::decode(api.schema, id, own)).transpose()?;
+            let unknown = unknown.into_iter().flatten().map(|field| format!("metadata.{field}"));
+            Ok(unknown.chain(prune::prune(&custom.structural, object)).collect())
+        }
     }
 }

@@ -4,8 +4,11 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use jiff::Timestamp;
-use roadstead_api::kind::{Column, Info, Kind, age_cell, name_cell};
+use roadstead_api::invalid::Causes;
+use roadstead_api::kind::{Column, Info, Kind, name_cell};
 use roadstead_api::look::Look;
+use roadstead_api::structural::columns::PrinterColumn;
+use roadstead_api::structural::{Structural, defaults, validate};
 use serde_json::Value;
 
 /// Where the store keeps the definitions.
@@ -15,10 +18,12 @@ pub const DEFINITIONS: &str = "customresourcedefinitions.apiextensions.k8s.io";
 pub struct Custom {
     info: Info,
     columns: Vec<Column>,
-    /// The JSON paths of the columns after the name.
-    paths: Vec<String>,
+    /// How the cells after the name come about.
+    cells: Vec<PrinterColumn>,
     /// The schema as it was given.
     pub schema: Value,
+    /// The schema as it is applied.
+    pub structural: Structural,
 }
 
 /// The kinds of a definition: one for each version that is served.
@@ -52,21 +57,21 @@ impl Custom {
                 name("singular"),
             )
         };
+        let cells = PrinterColumn::read(
+            version.list("/additionalPrinterColumns"),
+            "",
+            // It was accepted: what is wrong with it has been said.
+            &mut Causes::default(),
+        );
         let mut columns = vec![Column::text("Name")];
-        let mut paths = Vec::new();
-        for column in version.list("/additionalPrinterColumns") {
-            columns.push(Column {
-                name: intern(column.text("/name")),
-                ty: intern(column.text("/type")),
-                wide: column.int("/priority") > 0,
-            });
-            paths.push(column.text("/jsonPath").to_owned());
-        }
-        if paths.is_empty() {
-            columns.push(Column::text("Age"));
-            paths.push(".metadata.creationTimestamp".to_owned());
-        }
-        Self { info, columns, paths, schema: version["schema"]["openAPIV3Schema"].clone() }
+        columns.extend(cells.iter().map(|column| Column {
+            name: intern(&column.name),
+            ty: intern(&column.ty),
+            wide: column.priority > 0,
+        }));
+        let schema = version["schema"]["openAPIV3Schema"].clone();
+        let structural = Structural::stored(&schema);
+        Self { info, columns, cells, schema, structural }
     }
 }
 
@@ -75,15 +80,20 @@ impl Kind for Custom {
         &self.info
     }
 
+    fn default(&self, object: &mut Value) {
+        defaults::apply(&self.structural, object);
+    }
+
+    fn validate(&self, object: &Value, _: Option<&Value>, causes: &mut Causes) {
+        validate::validate(&self.structural, object, "", causes);
+    }
+
     fn columns(&self) -> &[Column] {
         &self.columns
     }
 
     fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
-        let cells = self.paths.iter().map(|path| match path.as_str() {
-            ".metadata.creationTimestamp" => age_cell(object, now),
-            path => object.pointer(&path.replace('.', "/")).cloned().unwrap_or_default(),
-        });
+        let cells = self.cells.iter().map(|column| column.cell(object, now));
         [name_cell(object)].into_iter().chain(cells).collect()
     }
 }

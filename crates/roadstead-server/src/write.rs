@@ -21,7 +21,7 @@ use crate::allocate;
 use crate::api::Api;
 use crate::error::ApiError;
 use crate::object;
-use crate::registry::Resource;
+use crate::registry::{KindRef, Resource};
 
 /// How often a write that does not insist on a revision is computed anew.
 const ATTEMPTS: usize = 100;
@@ -84,10 +84,11 @@ impl Context<'_> {
 }
 
 /// How the fields of a kind are merged.
-pub fn typing<'a>(api: &'a Api, resource: &Resource) -> Typing<'a> {
-    match resource.type_id {
-        Some(id) => Typing::known(api.schema, id),
-        None => Typing::Free,
+pub fn typing<'a>(api: &'a Api, resource: &'a Resource) -> Typing<'a> {
+    match (&resource.kind, resource.type_id) {
+        (_, Some(id)) => Typing::known(api.schema, id),
+        (KindRef::Custom(custom), None) => Typing::custom(&custom.structural),
+        (KindRef::BuiltIn(_), None) => Typing::Free,
     }
 }
 

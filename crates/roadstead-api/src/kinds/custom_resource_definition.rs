@@ -7,6 +7,8 @@ use crate::invalid::Causes;
 use crate::kind::{Column, Info, Kind, name_cell};
 use crate::look::{Look, child, children, default_to};
 use crate::names;
+use crate::structural::Structural;
+use crate::structural::columns::PrinterColumn;
 
 pub struct CustomResourceDefinition;
 
@@ -91,10 +93,17 @@ impl Kind for CustomResourceDefinition {
             causes.invalid("spec.versions", &json!(spec.list("/versions").len()), detail);
         }
         for (index, version) in spec.list("/versions").iter().enumerate() {
-            if !version.has("/schema/openAPIV3Schema") {
-                let field = format!("spec.versions[{index}].schema.openAPIV3Schema");
-                causes.required(field, "schemas are required");
+            let field = format!("spec.versions[{index}].schema.openAPIV3Schema");
+            match version.pointer("/schema/openAPIV3Schema") {
+                None => causes.required(field, "schemas are required"),
+                Some(schema) => {
+                    if let Err(wrong) = Structural::parse(schema, &field) {
+                        causes.0.extend(wrong.0);
+                    }
+                }
             }
+            let field = format!("spec.versions[{index}].additionalPrinterColumns");
+            PrinterColumn::read(version.list("/additionalPrinterColumns"), &field, causes);
         }
         for field in ["group", "scope"] {
             if old.is_some_and(|old| old["spec"][field] != spec[field]) {

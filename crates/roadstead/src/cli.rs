@@ -17,7 +17,7 @@ use crate::{apiserver, snapshot, up};
 #[command(version, max_term_width = 100, after_help = EXAMPLES)]
 pub struct Cli {
     /// What to log, as LEVEL or TARGET=LEVEL,… (error, warn, info, debug).
-    #[arg(long, global = true, env = "ROADSTEAD_LOG", default_value = "info,nlink=error")]
+    #[arg(long, global = true, env = "ROADSTEAD_LOG", default_value = "info")]
     pub log: String,
     #[command(subcommand)]
     pub command: Command,
@@ -46,7 +46,7 @@ pub enum Command {
 /// Carries out a command.
 pub async fn run(cli: Cli) -> anyhow::Result<()> {
     tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::new(&cli.log))
+        .with_env_filter(EnvFilter::new(format!("nlink=error,{}", cli.log)))
         .with_writer(std::io::stderr)
         .with_target(false)
         .with_ansi(std::io::stderr().is_terminal())

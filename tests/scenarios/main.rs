@@ -5,5 +5,6 @@
 mod bad_input;
 mod process;
 mod security;
+mod snapshot;
 mod thread;
 mod verbs;

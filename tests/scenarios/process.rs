@@ -1,7 +1,7 @@
 //! The binary as a process of the test, and how it starts and stops.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -36,6 +36,15 @@ impl Roadstead {
     /// Starts only the API server, with more flags.
     pub fn apiserver_with(flags: &str) -> Self {
         Self::start(&format!("apiserver --ephemeral --listen 127.0.0.1:0 {flags}"))
+
+    /// Starts only the API server, which keeps its objects.
+    pub fn durable_apiserver() -> Self {
+        Self::start("apiserver --listen 127.0.0.1:0")
+    }
+
+    /// Where everything of it is.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
     }
 
     fn start(command: &str) -> Self {

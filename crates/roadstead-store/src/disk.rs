@@ -32,7 +32,7 @@ const OBJECTS: TableDefinition<(&str, &str), (u64, &[u8])> = TableDefinition::ne
 const LOG: TableDefinition<u64, (u64, &str, &str, u64, &[u8])> = TableDefinition::new("log");
 
 /// Pages that redb may keep: we read from it only at the start, and the kernel caches the file.
-const CACHE: usize = 16 << 20;
+const CACHE: usize = 4 << 20;
 
 /// An open file.
 #[derive(Debug)]

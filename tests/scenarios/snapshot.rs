@@ -1,0 +1,54 @@
+//! `roadstead snapshot`, as an operator uses it.
+
+use std::process::Command;
+
+use crate::process::Roadstead;
+
+/// Runs `roadstead snapshot …` with DIR replaced; what it said, and whether it succeeded.
+fn snapshot(roadstead: &Roadstead, arguments: &str) -> (bool, String) {
+    let directory = roadstead.directory().display().to_string();
+    let arguments = arguments.replace("DIR", &directory);
+    let output = Command::new(env!("CARGO_BIN_EXE_roadstead"))
+        .arg("snapshot")
+        .args(arguments.split(' '))
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).replace(&directory, "DIR");
+    (output.status.success(), said)
+}
+
+#[test]
+fn a_snapshot_of_a_running_server_brings_everything_back() {
+    if roadstead_testkit::netns::is_left_out("L5") {
+        return;
+    }
+    let mut roadstead = Roadstead::durable_apiserver();
+    let kubectl = roadstead.kubectl();
+    let map = |name: &str| {
+        format!("{{apiVersion: v1, kind: ConfigMap, metadata: {{name: {name}}}, data: {{a: b}}}}")
+    };
+    kubectl.apply(&map("before"));
+    let before = kubectl.run("get configmap before -o yaml");
+    let check = |roadstead: &Roadstead, arguments: &str, success: bool, want: &str| {
+        let (ok, said) = snapshot(roadstead, arguments);
+        assert!(ok == success && said.contains(want), "{arguments}: {said}");
+    };
+    let (data, save) = ("--data-dir DIR/data", "save DIR/saved --kubeconfig DIR/kubeconfig");
+    check(&roadstead, &format!("{save} {data}"), true, "saved 7 objects at revision ");
+    check(&roadstead, &format!("{save} {data}"), false, "File exists");
+    check(&roadstead, "verify DIR/saved", true, "DIR/saved is complete: 7 objects at revision ");
+    check(&roadstead, "verify DIR/kubeconfig", false, "this is not a snapshot");
+    kubectl.apply(&map("after"));
+    let restore = format!("restore DIR/saved {data}");
+    check(&roadstead, &restore, false, "stop the server first: the store DIR/data/store");
+
+    roadstead.stop();
+    check(&roadstead, &restore, false, "holds 8 objects: use --force to replace it");
+    check(&roadstead, &format!("{restore} --force"), true, "restored 7 objects at revision ");
+    roadstead.start_again();
+    assert_eq!(kubectl.run("get configmap before -o yaml"), before);
+    assert!(kubectl.fails("get configmap after").contains("NotFound"));
+    kubectl.apply(&map("later"));
+    let revision = kubectl.run("get configmap later -o jsonpath='{.metadata.resourceVersion}'");
+    assert!(revision.parse::<u64>().unwrap() > 1_000_000_000, "{revision}");
+}

@@ -54,12 +54,11 @@ impl Disk {
             }
         });
         // redb has been seen to panic on damaged files.
-        let opened = catch_unwind(AssertUnwindSafe(|| builder.open(path)));
-        let database = match opened {
-            Ok(opened) => opened.map_err(|error| open_error(path, error))?,
-            Err(panic) => return Err(corrupt(path, panic_text(&*panic))),
-        };
-        Self::with(database, path)
+        let opened = catch_unwind(AssertUnwindSafe(|| {
+            let database = builder.open(path).map_err(|error| open_error(path, error))?;
+            Self::with(database, path)
+        }));
+        opened.unwrap_or_else(|panic| Err(corrupt(path, panic_text(&*panic))))
     }
 
     /// The journal in an open database.

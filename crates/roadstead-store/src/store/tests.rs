@@ -181,6 +181,35 @@ fn what_cannot_be_opened_says_why() {
     assert!(Store::open(&path("held"), Options::default()).is_ok());
 }
 
+#[tokio::test]
+async fn a_damaged_file_is_refused_or_read_but_never_a_panic() {
+    let [_, subject] = Subject::both(Options::default());
+    for round in 0..200 {
+        subject.store.commit(put(&(round % 20).to_string(), &"x".repeat(round))).await.unwrap();
+    }
+    let directory = subject.directory.unwrap();
+    let path = directory.path().join("store.redb");
+    drop(subject.store);
+    let whole = std::fs::read(&path).unwrap();
+    let mut refused = 0;
+    for round in 0..300_usize {
+        let mut bytes = whole.clone();
+        let from = round * 7919 % bytes.len();
+        let until = bytes.len().min(from + [1, 64, 5000][round % 3]);
+        match round % 2 {
+            0 => bytes[from..until].fill(u8::try_from(round % 256).unwrap()),
+            _ => bytes.truncate(from),
+        }
+        std::fs::write(&path, bytes).unwrap();
+        match Store::open(&path, Options::default()) {
+            Ok(store) => drop(store.all()),
+            Err(OpenError::Corrupt { .. }) => refused += 1,
+            Err(other) => panic!("{other}"),
+        }
+    }
+    assert!(refused > 100, "only {refused} refused");
+}
+
 /// What a writer may do to one of a few keys.
 fn operations() -> impl Strategy<Value = Vec<(u8, Option<u8>)>> {
     proptest::collection::vec((0u8..6, proptest::option::weighted(0.7, any::<u8>())), 1..60)

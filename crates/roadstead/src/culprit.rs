@@ -13,8 +13,12 @@ pub fn listening_on(address: SocketAddr) -> Option<String> {
         .filter_map(|table| fs::read_to_string(format!("/proc/net/{table}")).ok())
         .flat_map(|table| inodes(&table, &port))
         .collect();
-    let processes = fs::read_dir("/proc").ok()?.flatten();
-    let holder = processes.map(|process| process.path()).find(|path| holds(path, &sockets))?;
+    let processes = fs::read_dir("/proc").ok()?.flatten().map(|process| process.path());
+    // Not /proc/self, which is one of them by another name.
+    let is_process =
+        |path: &Path| path.file_name().is_some_and(|n| n.as_bytes()[0].is_ascii_digit());
+    let mut processes = processes.filter(|path| is_process(path));
+    let holder = processes.find(|path| holds(path, &sockets))?;
     let name = fs::read_to_string(holder.join("comm")).ok()?;
     Some(format!("{} (pid {})", name.trim(), holder.file_name()?.to_str()?))
 }

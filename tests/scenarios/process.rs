@@ -36,6 +36,7 @@ impl Roadstead {
     /// Starts only the API server, with more flags.
     pub fn apiserver_with(flags: &str) -> Self {
         Self::start(&format!("apiserver --ephemeral --listen 127.0.0.1:0 {flags}"))
+    }
 
     /// Starts only the API server, which keeps its objects.
     pub fn durable_apiserver() -> Self {

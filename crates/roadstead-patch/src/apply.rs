@@ -5,7 +5,10 @@
 //! else owns, and refuses to change what others own, unless forced. All other writes go through
 //! [`track::track`], which records who changed what. (KEP-555; upstream: structured-merge-diff.)
 //!
-//! Owners that wrote another version of the kind are taken to speak of the same fields.
+//! Owners that wrote another version of the kind are taken to speak of the same fields. Random
+//! histories of Services give the same objects, conflicts and owners as upstream's library, with
+//! one difference: a list or map that somebody owns stays when it becomes empty. (There it becomes
+//! null, and applying it a second time is a change.)
 
 use serde_json::Value;
 

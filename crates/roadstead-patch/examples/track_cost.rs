@@ -2,7 +2,7 @@
 
 use std::hint::black_box;
 use std::io::{self, Write};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use roadstead_api::schema::Schema;
 use roadstead_patch::apply::managers::Manager;
@@ -11,7 +11,9 @@ use roadstead_patch::apply::typing::Typing;
 use roadstead_patch::apply::{Part, Request, apply};
 use serde_json::{Value, json};
 
-const ROUNDS: u32 = 20_000;
+/// Others may use the machine: the best of many short batches is the cost of the work itself.
+const BATCHES: usize = 50;
+const ROUNDS: u32 = 40;
 
 fn main() -> io::Result<()> {
     let schema = Schema::kubernetes();
@@ -80,14 +82,11 @@ fn measure(name: &str, typing: Typing<'_>, mut old: Value, new: &Value) -> io::R
     let mut new = new.clone();
     new["metadata"]["managedFields"] = old["metadata"]["managedFields"].clone();
     let size = new.to_string().len();
-    let rounds = if size > 20_000 { ROUNDS / 20 } else { ROUNDS };
-    let mut inputs: Vec<_> = (0..rounds).map(|_| new.clone()).collect();
-    let started = Instant::now();
-    for input in &mut inputs {
+    let tracked = best(&new, |mut input| {
         let manager = manager("controller", "2026-01-02T00:00:00Z");
-        track(typing, Some(black_box(&old)), black_box(input), &manager);
-    }
-    let tracked = started.elapsed() / rounds;
+        track(typing, Some(black_box(&old)), &mut input, &manager);
+        input
+    });
 
     let mut config = new;
     if let Value::Object(metadata) = &mut config["metadata"] {
@@ -98,13 +97,22 @@ fn measure(name: &str, typing: Typing<'_>, mut old: Value, new: &Value) -> io::R
         force: true,
         part: Part::Main,
     };
-    let mut configs: Vec<_> = (0..rounds).map(|_| config.clone()).collect();
-    let started = Instant::now();
-    while let Some(config) = configs.pop() {
-        let result = apply(typing, Some(black_box(&old)), config, &request);
-        black_box(result.is_ok());
-    }
-    let applied = started.elapsed() / rounds;
+    let applied = best(&config, |config| {
+        apply(typing, Some(black_box(&old)), config, &request).unwrap_or_default()
+    });
     let mut out = io::stdout().lock();
     writeln!(out, "{name}: {size} bytes, track {tracked:?}, apply {applied:?}")
+}
+
+fn best(input: &Value, work: impl Fn(Value) -> Value) -> Duration {
+    let batch = |_| {
+        let inputs: Vec<_> = (0..ROUNDS).map(|_| input.clone()).collect();
+        let mut outputs = Vec::with_capacity(inputs.len());
+        let started = Instant::now();
+        outputs.extend(inputs.into_iter().map(|input| work(black_box(input))));
+        let elapsed = started.elapsed();
+        black_box(outputs);
+        elapsed / ROUNDS
+    };
+    (0..BATCHES).map(batch).min().unwrap_or_default()
 }

@@ -3,11 +3,12 @@
 use std::cmp::Ordering;
 use std::sync::LazyLock;
 
+use roadstead_api::schema::ListKind;
 use serde_json::{Map, Value};
 
 use super::element::Element;
 use super::fieldset::FieldSet;
-use super::typing::{Parts, Typing};
+use super::typing::{Parts, Shape, Typing};
 
 /// The paths in which two values differ.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -118,6 +119,9 @@ impl Comparison {
         if old == new {
             return;
         }
+        if is_aligned(typing, old, new) {
+            return self.aligned_lists(typing, old, new);
+        }
         let (old, new) = (by_element(typing, old), by_element(typing, new));
         let (mut left, mut right) = (old.as_slice(), new.as_slice());
         while let Some(element) = first_of(left, right).cloned() {
@@ -132,6 +136,18 @@ impl Comparison {
                 (was, is) => Mark { modified: was != is, ..Mark::default() },
             };
             self.push(|| element, mark, below);
+        }
+    }
+
+    /// Compares lists in which the same elements have the same places, as is usual.
+    fn aligned_lists(&mut self, typing: Typing<'_>, old: &[Value], new: &[Value]) {
+        for (index, (was, is)) in old.iter().zip(new).enumerate().filter(|(_, (a, b))| a != b) {
+            let mut below = Self::default();
+            let mark = below.values(typing.items(), Some(was), Some(is));
+            self.push(|| typing.element_at(index, is), mark, below);
+        }
+        for set in [&mut self.added, &mut self.modified, &mut self.removed] {
+            set.finish();
         }
     }
 
@@ -153,6 +169,12 @@ fn whole(old: Option<&Value>, new: Option<&Value>) -> Mark {
         (Some(_), None) => Mark { removed: true, ..Mark::default() },
         (Some(old), Some(new)) => Mark { modified: old != new, ..Mark::default() },
     }
+}
+
+fn is_aligned(typing: Typing<'_>, old: &[Value], new: &[Value]) -> bool {
+    let Shape::List(ListKind::Map, keys) = typing.shape() else { return false };
+    let same = |was: &Value, is: &Value| keys.iter().all(|key| was.get(key) == is.get(key));
+    old.len() == new.len() && old.iter().zip(new).all(|(was, is)| same(was, is))
 }
 
 type Item<'v> = (Element, &'v Value);

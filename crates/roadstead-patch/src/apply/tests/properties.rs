@@ -153,4 +153,16 @@ proptest! {
         prop_assert_eq!(one_owners, two_owners);
         prop_assert!(compare(service(), Some(&one), &two).is_same(), "{one} {two}");
     }
+
+    #[test]
+    fn the_order_of_elements_makes_no_difference(a in ports(), b in ports(), by in 0..3usize) {
+        let (a, b) = (object(json!({"ports": a})), object(json!({"ports": b})));
+        let mut turned = b.clone();
+        let list = turned["spec"]["ports"].as_array_mut().unwrap();
+        let by = by.min(list.len());
+        list.rotate_left(by);
+        prop_assert!(compare(service(), Some(&b), &turned).is_same());
+        let (one, two) = (compare(service(), Some(&a), &b), compare(service(), Some(&a), &turned));
+        prop_assert_eq!(one, two);
+    }
 }

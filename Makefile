@@ -1,6 +1,6 @@
 # `make demo` shows Roadstead working; `make test` proves it. Both install what they lack.
 
-.PHONY: help demo clean-demo test figures lint clean
+.PHONY: help demo clean-demo test figures bench clients lint clean
 
 help: ## This list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -16,6 +16,12 @@ test: ## Every test that this machine can run; says which it cannot.
 
 figures: ## Start-up time, memory and size of a release build.
 	@scripts/figures
+
+bench: ## The speed of the API server over HTTPS, at several sizes.
+	@cargo bench -p roadstead --bench apiserver
+
+clients: ## Other people's clients against our API server.
+	@scripts/clients
 
 lint: ## Formatting and clippy, as the tests demand them.
 	@cargo fmt --all --check

@@ -38,8 +38,8 @@ pub struct Call<'a> {
     pub view: View,
     /// The form of the body.
     pub media_type: &'a str,
-    /// The client's `User-Agent`.
-    pub agent: &'a str,
+    /// What the client calls itself: the owner of what it writes.
+    pub manager: String,
     /// The body.
     pub body: Bytes,
 }
@@ -102,15 +102,12 @@ impl Call<'_> {
 
     /// Who writes: what the client calls itself.
     fn context(&self) -> Result<write::Context<'_>, ApiError> {
-        let agent = self.agent.split('/').next().unwrap_or("");
-        let name = [self.query.get("fieldManager"), agent, "unknown"];
-        let name = name.into_iter().find(|name| !name.is_empty()).unwrap_or("unknown");
         Ok(write::Context {
             api: self.api,
             resource: self.resource,
             namespace: self.target.namespace,
             dry_run: self.query.dry_run()?,
-            owner: Owner::Manager(name, self.target.subresource),
+            owner: Owner::Manager(&self.manager, self.target.subresource),
         })
     }
 

@@ -16,6 +16,7 @@ use http_body::Frame;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use jiff::Timestamp;
+use roadstead_patch::apply::managers::name_from_user_agent;
 use serde_json::{Value, json};
 
 use crate::about::About;
@@ -118,6 +119,10 @@ async fn answer(
     let resource = resource.ok_or_else(ApiError::no_such_path)?;
     check_scope(resource, &target, &parts.method)?;
     authorize::verb(api, user, &parts.method, resource, &target, &query)?;
+    let manager = match query.get("fieldManager") {
+        "" => name_from_user_agent(header(USER_AGENT).unwrap_or("")),
+        name => name.to_owned(),
+    };
     let call = Call {
         api,
         user,
@@ -126,7 +131,7 @@ async fn answer(
         query,
         view: View::choose(accept, Query::parse(parts.uri.query()).get("includeObject"))?,
         media_type: header(CONTENT_TYPE).unwrap_or(""),
-        agent: header(USER_AGENT).unwrap_or(""),
+        manager,
         body,
     };
     let deprecated = resource.info().deprecated;

@@ -115,13 +115,15 @@ fn parse(bytes: &[u8]) -> Value {
     serde_json::from_slice(bytes).unwrap_or_default()
 }
 
+/// Namespace ("" for cluster roles) and name.
+type RoleKey = (String, String);
+
 /// The roles by name, and who has which.
 #[derive(Debug, Default)]
 struct Policy {
-    /// By namespace ("" for cluster roles) and name.
-    roles: BTreeMap<(String, String), Vec<Rule>>,
+    roles: BTreeMap<RoleKey, Vec<Rule>>,
     /// By subject: where the binding holds ("" for everywhere), and the role.
-    bindings: HashMap<String, Vec<(String, (String, String))>>,
+    bindings: HashMap<String, Vec<(String, RoleKey)>>,
 }
 
 impl Policy {

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use roadstead_api::invalid::Causes;
 use roadstead_api::look::{Look, child};
 use roadstead_api::metadata;
-use roadstead_patch::apply::managers::Manager;
+use roadstead_patch::apply::managers::{Manager, keep_times};
 use roadstead_patch::apply::track;
 use roadstead_patch::apply::typing::Typing;
 use roadstead_store::entry::Entry;
@@ -202,6 +202,8 @@ pub async fn update(
         if info.generation && content(&old) != content(&new) {
             new["metadata"]["generation"] = (old.int("/metadata/generation") + 1).into();
         }
+        // Owners whose fields are the same keep the time at which they took them.
+        keep_times(&old, &mut new);
         let value = object::encode(&new);
         if value == entry.value {
             let entry = Entry { key, value, revision: entry.revision };

@@ -31,6 +31,9 @@ pub fn definition(schema: &Schema, definition: &Definition, style: Style) -> Val
         }
         simple => type_value(schema, simple, style),
     };
+    if definition.atomic {
+        value["x-kubernetes-map-type"] = "atomic".into();
+    }
     if let Some((group, version, kind)) = &definition.gvk {
         value["x-kubernetes-group-version-kind"] =
             json!([{"group": group, "version": version, "kind": kind}]);

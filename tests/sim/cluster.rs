@@ -9,7 +9,6 @@ use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
-use kube::runtime::watcher::Config;
 use kube::{Api, Client, Resource, ResourceExt};
 use roadstead_controllers::{ALL, Settings};
 use roadstead_server::api::{self, User};
@@ -17,7 +16,7 @@ use roadstead_server::bootstrap;
 use roadstead_server::local::Local;
 use roadstead_server::tokens::Tokens;
 use roadstead_store::store::Store;
-use roadstead_watch::informer::{Change, informer};
+use roadstead_watch::informer::{Change, Selection, informer};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
@@ -174,7 +173,7 @@ impl Cluster {
 /// A node that runs pods by saying so.
 async fn pretend(client: Client) {
     let api: Api<Pod> = Api::default_namespaced(client);
-    let mut changes = informer(api.clone(), Config::default());
+    let mut changes = informer(api.clone(), Selection::all());
     let mut next = 1;
     while let Some(change) = changes.next().await {
         let Change::Set(pod) = change else { continue };

@@ -4,22 +4,21 @@ use futures::StreamExt;
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
-use kube::runtime::watcher::Config;
 use kube::{Api, Client, ResourceExt};
 use roadstead_api::key::ObjectKey;
 use roadstead_plan::deployment::{self as plan, DeploymentPlan};
 use roadstead_plan::owner::{controller_of, is_controlled_by};
 use roadstead_watch::cache::Cache;
 use roadstead_watch::events::{Recorder, Severity};
-use roadstead_watch::informer::{Change, informer};
+use roadstead_watch::informer::{Change, Selection, informer};
 use roadstead_watch::queue::Queue;
 use serde_json::json;
 use tracing::warn;
 
 /// Runs the controller.
 pub async fn run(client: Client) {
-    let mut deployments = informer(Api::<Deployment>::all(client.clone()), Config::default());
-    let mut sets = informer(Api::<ReplicaSet>::all(client.clone()), Config::default());
+    let mut deployments = informer(Api::<Deployment>::all(client.clone()), Selection::all());
+    let mut sets = informer(Api::<ReplicaSet>::all(client.clone()), Selection::all());
     let recorder = Recorder::new(client.clone(), "deployment-controller");
     let (caches, queue) = ((Cache::default(), Cache::default()), Queue::default());
     let mut state = State { client, recorder, deployments: caches.0, sets: caches.1, queue };

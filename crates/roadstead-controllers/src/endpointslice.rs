@@ -7,13 +7,12 @@ use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{DeleteParams, PostParams};
-use kube::runtime::watcher;
 use kube::{Api, Client, ResourceExt};
 use roadstead_api::key::ObjectKey;
 use roadstead_api::selector::selects;
 use roadstead_plan::endpointslice::{self as plan, Input, SlicePlan};
 use roadstead_watch::cache::Cache;
-use roadstead_watch::informer::{Change, informer, key_of};
+use roadstead_watch::informer::{Change, Selection, informer, key_of};
 use roadstead_watch::queue::Queue;
 use tracing::{debug, warn};
 
@@ -35,7 +34,7 @@ impl Default for Config {
 
 /// Runs the controller.
 pub async fn run(client: Client, config: Config) {
-    let all = watcher::Config::default();
+    let all = Selection::all();
     let ours = all.clone().labels(&format!("{}={}", plan::MANAGED_BY, plan::CONTROLLER));
     let mut services = informer(Api::<Service>::all(client.clone()), all.clone());
     let mut pods = informer(Api::<Pod>::all(client.clone()), all.clone());

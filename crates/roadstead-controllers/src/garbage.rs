@@ -7,10 +7,9 @@ use kube::api::{
     DeleteParams, DynamicObject, Patch, PatchParams, Preconditions, PropagationPolicy,
 };
 use kube::core::{ApiResource, PartialObjectMeta};
-use kube::runtime::watcher::Config;
 use kube::{Api, Client};
 use roadstead_plan::gc::{Graph, Verdict};
-use roadstead_watch::informer::{Change, informer};
+use roadstead_watch::informer::{Change, Selection, informer};
 use roadstead_watch::queue::Queue;
 use serde_json::json;
 use tracing::{debug, warn};
@@ -24,7 +23,7 @@ pub async fn run(client: Client) {
     let kinds = watched();
     let streams = kinds.iter().enumerate().map(|(index, kind)| {
         let api: Api<Metadata> = Api::all_with(client.clone(), &kind.resource);
-        informer(api, Config::default()).map(move |change| (index, change)).boxed()
+        informer(api, Selection::all()).map(move |change| (index, change)).boxed()
     });
     let mut changes = select_all(streams.collect::<Vec<_>>());
     let mut state = State {

@@ -7,11 +7,10 @@ use k8s_openapi::api::core::v1::Namespace;
 use kube::api::{DeleteParams, DynamicObject, ListParams, PostParams};
 use kube::core::ApiResource;
 use kube::discovery::{Discovery, Scope, verbs};
-use kube::runtime::watcher::Config;
 use kube::{Api, Client};
 use roadstead_api::key::ObjectKey;
 use roadstead_watch::cache::Cache;
-use roadstead_watch::informer::informer;
+use roadstead_watch::informer::{Selection, informer};
 use roadstead_watch::queue::Queue;
 use tracing::{info, warn};
 
@@ -20,7 +19,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(250);
 
 /// Runs the controller.
 pub async fn run(client: Client) {
-    let mut changes = informer(Api::<Namespace>::all(client.clone()), Config::default());
+    let mut changes = informer(Api::<Namespace>::all(client.clone()), Selection::all());
     let mut namespaces = Cache::default();
     let mut queue: Queue<ObjectKey> = Queue::default();
     loop {

@@ -7,11 +7,10 @@ use futures::StreamExt;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, ServiceAccount};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::PostParams;
-use kube::runtime::watcher::Config;
 use kube::{Api, Client, ResourceExt};
 use roadstead_api::key::ObjectKey;
 use roadstead_watch::cache::Cache;
-use roadstead_watch::informer::{Change, informer};
+use roadstead_watch::informer::{Change, Selection, informer};
 use roadstead_watch::queue::Queue;
 use tracing::warn;
 
@@ -20,8 +19,8 @@ const CERTIFICATE: &str = "kube-root-ca.crt";
 
 /// Runs the controller; without a certificate only the accounts are made.
 pub async fn run(client: Client, root_ca: Option<String>) {
-    let named = |name: &str| Config::default().fields(&format!("metadata.name={name}"));
-    let mut namespaces = informer(Api::<Namespace>::all(client.clone()), Config::default());
+    let named = |name: &str| Selection::all().fields(&format!("metadata.name={name}"));
+    let mut namespaces = informer(Api::<Namespace>::all(client.clone()), Selection::all());
     let mut accounts = informer(Api::<ServiceAccount>::all(client.clone()), named(ACCOUNT));
     let mut maps = informer(Api::<ConfigMap>::all(client.clone()), named(CERTIFICATE));
     let mut known = Cache::default();

@@ -5,21 +5,20 @@ use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, PostParams, Preconditions};
-use kube::runtime::watcher::Config;
 use kube::{Api, Client, ResourceExt};
 use roadstead_api::key::ObjectKey;
 use roadstead_plan::owner::{controller_of, is_controlled_by};
 use roadstead_plan::replicaset as plan;
 use roadstead_watch::cache::Cache;
 use roadstead_watch::events::{Recorder, Severity};
-use roadstead_watch::informer::{Change, informer};
+use roadstead_watch::informer::{Change, Selection, informer};
 use roadstead_watch::queue::Queue;
 use tracing::warn;
 
 /// Runs the controller.
 pub async fn run(client: Client) {
-    let mut sets = informer(Api::<ReplicaSet>::all(client.clone()), Config::default());
-    let mut pods = informer(Api::<Pod>::all(client.clone()), Config::default());
+    let mut sets = informer(Api::<ReplicaSet>::all(client.clone()), Selection::all());
+    let mut pods = informer(Api::<Pod>::all(client.clone()), Selection::all());
     let recorder = Recorder::new(client.clone(), "replicaset-controller");
     let (caches, queue) = ((Cache::default(), Cache::default()), Queue::default());
     let mut state = State { client, recorder, sets: caches.0, pods: caches.1, queue };

@@ -7,13 +7,12 @@ use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Binding, Node, ObjectReference, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Status};
 use kube::api::{Patch, PatchParams, PostParams};
-use kube::runtime::watcher::Config;
 use kube::{Api, Client, ResourceExt};
 use roadstead_api::key::ObjectKey;
 use roadstead_plan::{pod, schedule};
 use roadstead_watch::cache::Cache;
 use roadstead_watch::events::{Recorder, Severity};
-use roadstead_watch::informer::{Change, informer};
+use roadstead_watch::informer::{Change, Selection, informer};
 use roadstead_watch::queue::Queue;
 use serde_json::json;
 use tracing::warn;
@@ -25,8 +24,8 @@ const NAME: &str = "default-scheduler";
 
 /// Runs the scheduler.
 pub async fn run(client: Client) {
-    let mut pods = informer(Api::<Pod>::all(client.clone()), Config::default());
-    let mut nodes = informer(Api::<Node>::all(client.clone()), Config::default());
+    let mut pods = informer(Api::<Pod>::all(client.clone()), Selection::all());
+    let mut nodes = informer(Api::<Node>::all(client.clone()), Selection::all());
     let recorder = Recorder::new(client.clone(), NAME);
     let (caches, queue) = ((Cache::default(), Cache::default()), Queue::default());
     let mut state = State { client, recorder, pods: caches.0, nodes: caches.1, queue };

@@ -8,9 +8,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Namespace, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
-use roadstead_watch::informer::{Change, informer, key_of};
+use roadstead_watch::informer::{Change, Selection, informer, key_of};
 use roadstead_zone::name::Name;
 use roadstead_zone::zone::{Lifetimes, Zone};
 use tokio::sync::watch;
@@ -115,7 +114,7 @@ struct Follower {
 
 impl Follower {
     async fn run(mut self, client: Client) {
-        let config = watcher::Config::default;
+        let config = Selection::default;
         let mut namespaces = informer::<Namespace>(Api::all(client.clone()), config());
         let mut services = informer::<Service>(Api::all(client.clone()), config());
         let mut slices = informer::<EndpointSlice>(Api::all(client), config());

@@ -5,9 +5,8 @@ use std::sync::Arc;
 
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
-use kube::runtime::watcher;
 use kube::{Api, Client, ResourceExt};
-use roadstead_watch::informer::{Change, informer};
+use roadstead_watch::informer::{Change, Selection, informer};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -74,7 +73,7 @@ impl<R: PodRuntime> Pods<R> {
     async fn run(mut self, stop: CancellationToken) {
         let fields = format!("spec.nodeName={}", self.context.config.node_name);
         let api: Api<Pod> = Api::all(self.context.client.clone());
-        let mut changes = informer(api, watcher::Config::default().fields(&fields));
+        let mut changes = informer(api, Selection::all().fields(&fields));
         loop {
             tokio::select! {
                 () = stop.cancelled() => return self.workers.shutdown().await,

@@ -15,13 +15,12 @@ use futures::{FutureExt, StreamExt};
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
 use roadstead_forwarding::select::NodeView;
 use roadstead_forwarding::service::{IpFamily, ServicePortName};
 use roadstead_forwarding::table::ForwardingTable;
 use roadstead_forwarding::tracker::Tracker;
-use roadstead_watch::informer::{Change, informer, key_of};
+use roadstead_watch::informer::{Change, Selection, informer, key_of};
 use rustix::io::Errno;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::watch;
@@ -104,8 +103,8 @@ pub async fn run(
 ) -> Result<(), ProxyError> {
     let mut agent = Agent::new(config)?;
     // Services of other proxies and headless ones never reach us.
-    let services = watcher::Config::default().labels("!service.kubernetes.io/service-proxy-name");
-    let slices = watcher::Config::default().labels("!service.kubernetes.io/headless");
+    let services = Selection::all().labels("!service.kubernetes.io/service-proxy-name");
+    let slices = Selection::all().labels("!service.kubernetes.io/headless");
     let mut services = informer::<Service>(Api::all(client.clone()), services);
     let mut slices = informer::<EndpointSlice>(Api::all(client), slices);
     let mut retry = Retry::default();

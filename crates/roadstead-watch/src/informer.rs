@@ -1,17 +1,17 @@
 //! List-and-watch as one gapless stream of changes.
 
 use std::collections::BTreeMap;
-use std::fmt::Debug;
 use std::mem;
 use std::sync::Arc;
 
 use futures::stream::{self, BoxStream, StreamExt};
-use kube::runtime::WatchStreamExt;
-use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Resource, ResourceExt};
 use roadstead_api::key::ObjectKey;
 use serde::de::DeserializeOwned;
 use tracing::warn;
+
+pub use crate::follow::Selection;
+use crate::follow::{Follower, Said};
 
 /// What happened to the watched kind.
 #[derive(Debug)]
@@ -41,26 +41,55 @@ pub fn key_of<K: Resource>(object: &K) -> ObjectKey {
 
 /// Follows one kind forever, reconnecting with back-off.
 ///
-/// After a broken watch the kind is listed again; only the differences come out of the stream,
-/// with a `Gone` for each object that was deleted meanwhile.
-pub fn informer<K>(api: Api<K>, config: watcher::Config) -> BoxStream<'static, Change<K>>
+/// After a broken watch only the differences come out of the stream, with a `Gone` for each
+/// object that was deleted meanwhile.
+pub fn informer<K>(api: Api<K>, selection: Selection) -> BoxStream<'static, Change<K>>
 where
-    K: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+    K: Resource + DeserializeOwned + Send + Sync + 'static,
 {
-    watcher(api, config)
-        .default_backoff()
-        .scan(Known::default(), |known, result| {
-            let changes = match result {
-                Ok(event) => known.step(event),
-                Err(error) => {
-                    warn!(%error, "watch broken, will reconnect");
-                    Vec::new()
-                }
-            };
-            std::future::ready(Some(stream::iter(changes)))
-        })
-        .flatten()
-        .boxed()
+    let path = api.resource_url().to_owned();
+    let follower = Follower::new(api.into_client(), &path, selection);
+    stream::unfold((follower, Known::default()), |(mut follower, mut known)| async move {
+        let event: Event<K> = decode(follower.next().await);
+        if let Event::Apply(object) | Event::Delete(object) = &event {
+            follower.reached(object.resource_version().unwrap_or_default());
+        }
+        Some((stream::iter(known.step(event)), (follower, known)))
+    })
+    .flatten()
+    .boxed()
+}
+
+/// What the server said, with the object read.
+enum Event<K> {
+    Init,
+    Apply(K),
+    Delete(K),
+    InitDone,
+    /// An object that is not of the kind: left out, so that one bad object does not stop all.
+    Unreadable,
+}
+
+fn decode<K: DeserializeOwned>(said: Said) -> Event<K> {
+    let (read, object): (fn(K) -> Event<K>, _) = match said {
+        Said::Start => return Event::Init,
+        Said::Complete => return Event::InitDone,
+        Said::Object(object) => (Event::Apply, object),
+        Said::Deleted(object) => (Event::Delete, object),
+    };
+    serde_json::from_str(object.get()).map_or_else(
+        |error| {
+            warn!(%error, object = excerpt(object.get()), "an object that cannot be read");
+            Event::Unreadable
+        },
+        read,
+    )
+}
+
+/// The beginning of an object, for a log line.
+fn excerpt(text: &str) -> &str {
+    let end = (0..=200.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
+    &text[..end.unwrap_or(0)]
 }
 
 /// The objects delivered so far, to turn a relist into differences.
@@ -86,7 +115,8 @@ impl<K: Resource> Known<K> {
                 self.unseen = before;
                 Vec::new()
             }
-            Event::InitApply(object) | Event::Apply(object) => self.set(object),
+            Event::Apply(object) => self.set(object),
+            Event::Unreadable => Vec::new(),
             Event::InitDone => {
                 let gone = mem::take(&mut self.unseen).into_values().map(Change::Gone);
                 gone.chain([Change::Synced]).collect()
@@ -139,8 +169,7 @@ mod tests {
                 "init" => Event::Init,
                 "done" => Event::InitDone,
                 _ => match word.split_at(1) {
-                    ("=", rest) => Event::InitApply(object(rest)),
-                    ("+", rest) => Event::Apply(object(rest)),
+                    ("=" | "+", rest) => Event::Apply(object(rest)),
                     ("-", rest) => Event::Delete(object(rest)),
                     _ => panic!("cannot read {word}"),
                 },

@@ -10,6 +10,7 @@
 
 pub mod cache;
 pub mod events;
+mod follow;
 pub mod informer;
 pub mod queue;
 pub mod status;

@@ -9,9 +9,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{Patch, PatchParams, PostParams};
-use kube::runtime::watcher::Config;
 use kube::{Api, Client};
-use roadstead_watch::informer::{Change, informer};
+use roadstead_watch::informer::{Change, Selection, informer};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -65,7 +64,7 @@ fn typed<K: DeserializeOwned>(value: Value) -> Result<K, kube::Error> {
 /// Waits until the node agent has reported this machine as ready; what it said before `since`, in
 /// an earlier life, does not count.
 pub async fn node_ready(client: &Client, name: &str, since: Timestamp) -> anyhow::Result<()> {
-    let this = Config::default().fields(&format!("metadata.name={name}"));
+    let this = Selection::all().fields(&format!("metadata.name={name}"));
     let mut nodes = informer(Api::<Node>::all(client.clone()), this);
     while let Some(change) = nodes.next().await {
         if let Change::Set(node) = change

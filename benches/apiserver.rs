@@ -3,29 +3,39 @@
 //! `cargo bench -p roadstead --bench apiserver -- [KUBECONFIG]` measures the server that the
 //! kubeconfig names, or starts our own release binary on a fresh data directory. Sizes come from
 //! `ROADSTEAD_BENCH_SIZES` (default 1000,10000). Every row has the size in it, so growth shows;
-//! for a ratio run the same command against another server on the same machine.
+//! for a ratio run the same command against another server on the same machine, with the ids of
+//! its processes in `ROADSTEAD_BENCH_PIDS` (its memory is the sum of theirs).
+//!
+//! The load comes from sixteen connections that each wait for an answer before they ask again.
+//! They speak plain HTTP/1.1 and do not look into the answers, so that the server is what is
+//! measured.
 
 #![allow(clippy::print_stdout, reason = "a benchmark reports on standard output")]
 
-use std::fmt::Debug;
-use std::future::Future;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use futures::StreamExt;
-use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::core::v1::{ConfigMap, Service};
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchParams};
+use http::{Method, Request};
+use http_body_util::{BodyExt, Full};
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper_util::rt::TokioIo;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::{Patch, PatchParams, WatchParams};
+use kube::client::ConfigExt;
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Api, Client, Resource};
-use serde::de::DeserializeOwned;
+use kube::{Api, Client};
 use serde_json::{Value, json};
+use tokio_rustls::TlsConnector;
 
-const CONNECTIONS: u64 = 16;
+const CONNECTIONS: usize = 16;
 const WATCHERS: usize = 1_000;
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+const SERVICES: &str = "/api/v1/namespaces/default/services";
 
 fn main() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
@@ -35,9 +45,18 @@ fn main() {
             Some(path) => (None, path.into()),
             None => start(),
         };
-        run(server.as_ref().map(|server| server.0.id()), kubeconfig).await;
+        let pids = match &server {
+            Some(server) => vec![server.0.id().to_string()],
+            None => named_pids(),
+        };
+        run(&pids, &kubeconfig).await;
         drop(server);
     });
+}
+
+fn named_pids() -> Vec<String> {
+    let text = std::env::var("ROADSTEAD_BENCH_PIDS").unwrap_or_default();
+    text.split(',').filter(|pid| !pid.is_empty()).map(str::to_owned).collect()
 }
 
 struct Server(Child, #[allow(dead_code)] tempfile::TempDir);
@@ -66,17 +85,84 @@ fn start() -> (Option<Server>, PathBuf) {
     (Some(Server(child, directory)), kubeconfig)
 }
 
-async fn client(kubeconfig: &PathBuf) -> Client {
+async fn config(kubeconfig: &Path) -> kube::Config {
     let config = Kubeconfig::read_from(kubeconfig).unwrap();
     let options = KubeConfigOptions::default();
-    let config = kube::Config::from_custom_kubeconfig(config, &options).await.unwrap();
-    Client::try_from(config).unwrap()
+    kube::Config::from_custom_kubeconfig(config, &options).await.unwrap()
 }
 
-async fn run(pid: Option<u32>, kubeconfig: PathBuf) {
-    let mut clients = Vec::new();
+/// One connection of the load.
+struct Connection {
+    sender: SendRequest<Full<Bytes>>,
+    host: String,
+}
+
+impl Connection {
+    async fn open(config: &kube::Config) -> Self {
+        let host = config.cluster_url.authority().unwrap().to_string();
+        let name = config.cluster_url.host().unwrap().to_owned();
+        let mut tls = config.rustls_client_config().unwrap();
+        tls.alpn_protocols = vec![b"http/1.1".to_vec()];
+        let stream = tokio::net::TcpStream::connect(&host).await.unwrap();
+        stream.set_nodelay(true).unwrap();
+        let connector = TlsConnector::from(Arc::new(tls));
+        let stream = connector.connect(name.try_into().unwrap(), stream).await.unwrap();
+        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
+        tokio::spawn(connection);
+        Self { sender, host }
+    }
+
+    async fn ask(&mut self, call: Call) {
+        let Call { method, path, body } = call;
+        let media = match method {
+            Method::PATCH => "application/merge-patch+json",
+            _ => "application/json",
+        };
+        let request = Request::builder()
+            .method(method)
+            .uri(&path)
+            .header("host", &self.host)
+            .header("content-type", media)
+            .body(Full::new(body))
+            .unwrap();
+        let response = self.sender.send_request(request).await.unwrap();
+        let code = response.status();
+        let mut body = response.into_body();
+        let mut first = Bytes::new();
+        while let Some(frame) = body.frame().await {
+            let data = frame.unwrap().into_data().unwrap_or_default();
+            if first.is_empty() {
+                first = data;
+            }
+        }
+        assert!(code.is_success(), "{path}: {code} {}", String::from_utf8_lossy(&first));
+    }
+}
+
+/// A request of the load.
+struct Call {
+    method: Method,
+    path: String,
+    body: Bytes,
+}
+
+impl Call {
+    fn new(method: Method, path: String) -> Self {
+        Self { method, path, body: Bytes::new() }
+    }
+
+    fn with(mut self, body: &Value) -> Self {
+        self.body = body.to_string().into();
+        self
+    }
+}
+
+async fn run(pids: &[String], kubeconfig: &Path) {
+    let config = config(kubeconfig).await;
+    let client = Client::try_from(config.clone()).unwrap();
+    let mut connections = Vec::new();
     for _ in 0..CONNECTIONS {
-        clients.push(client(&kubeconfig).await);
+        connections.push(Connection::open(&config).await);
     }
     println!(
         "{:<34} {:>9} {:>12} {:>9} {:>9}",
@@ -85,110 +171,79 @@ async fn run(pid: Option<u32>, kubeconfig: PathBuf) {
     let sizes = std::env::var("ROADSTEAD_BENCH_SIZES").unwrap_or_else(|_| "1000,10000".into());
     let mut made = 0;
     for size in sizes.split(',').map(|size| size.parse::<u64>().unwrap()) {
-        row("create ConfigMap", size, size - made, &clients, move |client, n| {
-            let map = map(made + n, "x");
-            async move { create(client, map).await }
-        })
-        .await;
+        let load = &mut connections;
+        let create = move |n| Call::new(Method::POST, MAPS.into()).with(&map(made + n, "x"));
+        row("create ConfigMap", size, size - made, load, create).await;
         made = size;
-        let services = 500;
-        row("create Service", size, services, &clients, move |client, n| {
-            let service = service(&format!("s{size}-{n}"));
-            async move { create(client, service).await }
-        })
-        .await;
-        row("get", size, 4_000, &clients, move |client, n| async move {
-            api::<ConfigMap>(client).get(&format!("m{}", n * 7919 % size)).await.map(drop)
-        })
-        .await;
-        row("list 500", size, 200, &clients, |client, _| async move {
-            let page = ListParams::default().limit(500);
-            api::<ConfigMap>(client).list(&page).await.map(drop)
-        })
-        .await;
-        row("update", size, 2_000, &clients, move |client, n| async move {
-            let name = n * 7919 % size;
-            let params = PostParams::default();
-            api(client)
-                .replace(&format!("m{name}"), &params, &map(name, &n.to_string()))
-                .await
-                .map(drop)
-        })
-        .await;
-        row("patch (merge)", size, 2_000, &clients, move |client, n| async move {
-            let patch = json!({"data": {"value": format!("p{n}")}});
-            let name = format!("m{}", n * 7919 % size);
-            let params = PatchParams::default();
-            api::<ConfigMap>(client).patch(&name, &params, &Patch::Merge(patch)).await.map(drop)
-        })
-        .await;
-        fan_out(&clients, size).await;
-        if let Some(pid) = pid {
-            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-            let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-            println!("{:<34} {size:>9} {:>12}", "memory (RSS)", rss.unwrap_or("").trim());
-        }
-        row("delete Service", size, services, &clients, move |client, n| async move {
-            let name = format!("s{size}-{n}");
-            api::<Service>(client).delete(&name, &DeleteParams::default()).await.map(drop)
-        })
-        .await;
+        let services = 2_000;
+        let create = move |n| {
+            Call::new(Method::POST, SERVICES.into()).with(&service(&format!("s{size}-{n}")))
+        };
+        row("create Service", size, services, load, create).await;
+        let some = move |n: u64| n * 7919 % size;
+        let get = move |n| Call::new(Method::GET, format!("{MAPS}/m{}", some(n)));
+        row("get", size, 20_000, load, get).await;
+        let list = |_| Call::new(Method::GET, format!("{MAPS}?limit=500"));
+        row("list 500 ConfigMaps", size, 500, load, list).await;
+        let list = |_| Call::new(Method::GET, format!("{SERVICES}?limit=500"));
+        row("list 500 Services", size, 500, load, list).await;
+        let update = move |n: u64| {
+            let body = map(some(n), &n.to_string());
+            Call::new(Method::PUT, format!("{MAPS}/m{}", some(n))).with(&body)
+        };
+        row("update", size, 5_000, load, update).await;
+        let patch = move |n: u64| {
+            let body = json!({"data": {"value": format!("p{n}")}});
+            Call::new(Method::PATCH, format!("{MAPS}/m{}", some(n))).with(&body)
+        };
+        row("patch (merge)", size, 5_000, load, patch).await;
+        fan_out(&client, size).await;
+        let memory = pids.iter().map(|pid| resident(pid)).sum::<u64>();
+        println!("{:<34} {size:>9} {:>9} MB", "memory (RSS)", memory / 1024);
+        let delete = move |n| Call::new(Method::DELETE, format!("{SERVICES}/s{size}-{n}"));
+        row("delete Service", size, services, load, delete).await;
     }
 }
 
-fn api<K>(client: Client) -> Api<K>
+/// The resident memory of a process, in KiB.
+fn resident(pid: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    line.and_then(|text| text.trim().strip_suffix(" kB")?.parse().ok()).unwrap_or(0)
+}
+
+fn map(number: u64, value: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": format!("m{number}"), "labels": {"app": "bench"}},
+        "data": {"value": value, "filler": "x".repeat(600)}})
+}
+
+fn service(name: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name},
+        "spec": {"selector": {"app": name}, "ports": [{"port": 80, "targetPort": 8080}]}})
+}
+
+/// Carries out `count` calls over all connections and prints rate and latencies.
+async fn row<W>(name: &str, size: u64, count: u64, connections: &mut Vec<Connection>, call: W)
 where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
-{
-    Api::namespaced(client, "default")
-}
-
-fn typed<K: DeserializeOwned>(value: Value) -> K {
-    serde_json::from_value(value).unwrap()
-}
-
-fn map(number: u64, value: &str) -> ConfigMap {
-    typed(json!({"metadata": {"name": format!("m{number}"), "labels": {"app": "bench"}},
-        "data": {"value": value, "filler": "x".repeat(600)}}))
-}
-
-fn service(name: &str) -> Service {
-    typed(json!({"metadata": {"name": name}, "spec": {"selector": {"app": name},
-        "ports": [{"port": 80, "targetPort": 8080}]}}))
-}
-
-async fn create<K>(client: Client, object: K) -> Result<(), kube::Error>
-where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-        + Clone
-        + Debug
-        + DeserializeOwned
-        + serde::Serialize,
-{
-    api::<K>(client).create(&PostParams::default(), &object).await.map(drop)
-}
-
-/// Carries out `count` operations over all connections and prints rate and latencies.
-async fn row<F, W>(name: &str, size: u64, count: u64, clients: &[Client], work: W)
-where
-    W: Fn(Client, u64) -> F + Clone + Send + 'static,
-    F: Future<Output = Result<(), kube::Error>> + Send,
+    W: Fn(u64) -> Call + Clone + Send + 'static,
 {
     let next = Arc::new(AtomicU64::new(0));
     let begin = Instant::now();
-    let tasks: Vec<_> = clients
-        .iter()
-        .map(|client| {
-            let (client, next, work) = (client.clone(), next.clone(), work.clone());
+    let tasks: Vec<_> = connections
+        .drain(..)
+        .map(|mut connection| {
+            let (next, call) = (next.clone(), call.clone());
             tokio::spawn(async move {
                 let mut times = Vec::new();
                 loop {
                     let number = next.fetch_add(1, Ordering::Relaxed);
                     if number >= count {
-                        return times;
+                        return (connection, times);
                     }
+                    let call = call(number);
                     let begin = Instant::now();
-                    work(client.clone(), number).await.unwrap();
+                    connection.ask(call).await;
                     times.push(begin.elapsed());
                 }
             })
@@ -196,7 +251,9 @@ where
         .collect();
     let mut times = Vec::new();
     for task in tasks {
-        times.extend(task.await.unwrap());
+        let (connection, these) = task.await.unwrap();
+        connections.push(connection);
+        times.extend(these);
     }
     let rate = count as f64 / begin.elapsed().as_secs_f64();
     times.sort();
@@ -206,20 +263,19 @@ where
 }
 
 /// One change, told to many watchers: the time until the last has it.
-async fn fan_out(clients: &[Client], size: u64) {
+async fn fan_out(client: &Client, size: u64) {
+    let maps = Api::<ConfigMap>::default_namespaced(client.clone());
     let mut watchers = Vec::new();
     let params = WatchParams::default().fields("metadata.name=m0").timeout(60);
-    let now = api::<ConfigMap>(clients[0].clone()).get("m0").await.unwrap();
-    let version = now.metadata.resource_version.unwrap();
-    for index in 0..WATCHERS {
-        let maps = api::<ConfigMap>(clients[index % clients.len()].clone());
+    let version = maps.get("m0").await.unwrap().metadata.resource_version.unwrap();
+    for _ in 0..WATCHERS {
         watchers.push(maps.watch(&params, &version).await.unwrap().boxed());
     }
     let mut times = Vec::new();
     for round in 0..5 {
         let begin = Instant::now();
-        let maps = api::<ConfigMap>(clients[0].clone());
-        maps.replace("m0", &PostParams::default(), &map(0, &format!("fan{round}"))).await.unwrap();
+        let patch = Patch::Merge(json!({"data": {"value": format!("fan{round}")}}));
+        maps.patch("m0", &PatchParams::default(), &patch).await.unwrap();
         for watcher in &mut watchers {
             watcher.next().await.unwrap().unwrap();
         }
@@ -227,9 +283,6 @@ async fn fan_out(clients: &[Client], size: u64) {
     }
     times.sort();
     let median = times[2].as_secs_f64() * 1e3;
-    println!(
-        "{:<34} {size:>9} {:>12} {median:>9.2}",
-        format!("1 change to {WATCHERS} watchers"),
-        ""
-    );
+    let name = format!("1 change to {WATCHERS} watchers");
+    println!("{name:<34} {size:>9} {:>12} {median:>9.2}", "");
 }

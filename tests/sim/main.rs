@@ -123,7 +123,7 @@ fn check_table(services: &[Service], pods: &[Pod], slices: &[EndpointSlice], whe
         let ready: BTreeSet<_> = ready.filter(|p| pod::is_ready(p)).flat_map(address).collect();
         let key = key_of(service);
         let ports = tracker.service_ports(&key, IpFamily::V4);
-        let targets = ports.iter().flat_map(|(_, port)| port.internal.targets());
+        let targets = ports.iter().flat_map(|(_, port)| &port.cluster);
         let targets: BTreeSet<_> = targets.map(|target| target.address.to_string()).collect();
         assert_eq!(targets, ready, "{when}: targets of {key}");
     }

@@ -6,7 +6,9 @@
 //! here touches the kernel, the network or the clock: `roadstead-proxy` does.
 
 pub mod nft;
+pub mod packet;
 pub mod select;
 pub mod service;
+pub mod surroundings;
 pub mod table;
 pub mod tracker;

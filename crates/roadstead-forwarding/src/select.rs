@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::service::Place;
 
 /// The machine for which we select.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeView {
     /// Its name, as endpoints carry it.
     pub name: String,

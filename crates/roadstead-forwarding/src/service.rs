@@ -2,6 +2,11 @@
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use ipnet::IpNet;
+
+use crate::select::TrafficPolicy;
 
 /// The two kinds of IP address; each has a table and a kernel program of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -84,15 +89,37 @@ impl fmt::Display for ServicePortName {
     }
 }
 
-/// An address that clients dial. For now that is always a ClusterIP.
+/// What clients dial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Frontend {
-    /// The virtual address.
-    pub address: IpAddr,
+    /// The address, or those of the node.
+    pub host: Host,
     /// The protocol.
     pub protocol: Protocol,
-    /// The Service port.
+    /// The Service port, or the node port.
     pub port: u16,
+}
+
+/// The address part of a frontend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Host {
+    /// A virtual address.
+    Address(IpAddr),
+    /// Every address of this node that serves node ports.
+    Node,
+}
+
+/// The kinds of frontends. Where a Service lists an address twice, the first kind counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum FrontendKind {
+    /// The only one for traffic inside the cluster: it follows `internalTrafficPolicy`.
+    ClusterIp,
+    /// From `spec.externalIPs`.
+    ExternalIp,
+    /// From `status.loadBalancer.ingress`; the only one that obeys `loadBalancerSourceRanges`.
+    LoadBalancer,
+    /// A port on the addresses of the node.
+    NodePort,
 }
 
 /// Where an endpoint runs, seen from this node.
@@ -122,11 +149,11 @@ impl Target {
     }
 }
 
-/// What becomes of a new connection to a frontend.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Handling {
+/// What becomes of a new connection under a traffic policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Handling<'a> {
     /// It goes to any of these, each equally likely. Never empty; no target appears twice.
-    Forward(Vec<Target>),
+    Forward(&'a [Target]),
     /// It is refused at once: there is no endpoint anywhere.
     Reject,
     /// It is dropped silently: endpoints exist, but none that policy lets us use from here. A
@@ -134,9 +161,9 @@ pub enum Handling {
     Drop,
 }
 
-impl Handling {
+impl<'a> Handling<'a> {
     /// The targets, if it forwards at all.
-    pub fn targets(&self) -> &[Target] {
+    pub fn targets(self) -> &'a [Target] {
         match self {
             Handling::Forward(targets) => targets,
             Handling::Reject | Handling::Drop => &[],
@@ -145,10 +172,102 @@ impl Handling {
 }
 
 /// How one port of one Service is carried, in one address family.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServicePort {
-    /// In order, each once.
-    pub frontends: Vec<Frontend>,
-    /// What becomes of connections to the frontends.
-    pub internal: Handling,
+    /// The port that clients dial, but for node ports.
+    pub port: u16,
+    /// The ClusterIPs.
+    pub cluster_ips: Vec<IpAddr>,
+    /// From `spec.externalIPs`.
+    pub external_ips: Vec<IpAddr>,
+    /// From `status.loadBalancer.ingress`, without those of mode `Proxy`.
+    pub load_balancer_ips: Vec<IpAddr>,
+    /// The node port, if there is one.
+    pub node_port: Option<u16>,
+    /// Where connections to the ClusterIPs may go.
+    pub internal_policy: TrafficPolicy,
+    /// Where connections to all other frontends may go.
+    pub external_policy: TrafficPolicy,
+    /// Who may call the load balancer's addresses; empty for everybody.
+    pub source_ranges: Vec<IpNet>,
+    /// How long a client stays with its target after its last connection, if at all.
+    pub affinity: Option<Duration>,
+    /// The targets under policy Cluster, in the order of their texts. Empty only if there is no
+    /// usable endpoint anywhere.
+    pub cluster: Vec<Target>,
+    /// The targets under policy Local; empty if no policy asks for them.
+    pub local: Vec<Target>,
+}
+
+impl ServicePort {
+    /// All frontends with their kinds; an address that is listed twice comes twice.
+    pub fn frontends(
+        &self,
+        protocol: Protocol,
+    ) -> impl Iterator<Item = (Frontend, FrontendKind)> + '_ {
+        let kinds = [
+            (&self.cluster_ips, FrontendKind::ClusterIp),
+            (&self.external_ips, FrontendKind::ExternalIp),
+            (&self.load_balancer_ips, FrontendKind::LoadBalancer),
+        ];
+        let addresses = kinds.into_iter().flat_map(move |(addresses, kind)| {
+            addresses.iter().map(move |address| {
+                (Frontend { host: Host::Address(*address), protocol, port: self.port }, kind)
+            })
+        });
+        let node = self.node_port.into_iter().map(move |port| {
+            (Frontend { host: Host::Node, protocol, port }, FrontendKind::NodePort)
+        });
+        addresses.chain(node)
+    }
+
+    /// Whether there is any way to it from outside the cluster.
+    pub fn is_external(&self) -> bool {
+        self.node_port.is_some()
+            || !self.load_balancer_ips.is_empty()
+            || !self.external_ips.is_empty()
+    }
+
+    /// Whether some frontend forwards under policy Cluster. The external ones always do, at least
+    /// for pods and the node itself.
+    pub fn uses_cluster(&self) -> bool {
+        self.internal_policy == TrafficPolicy::Cluster || self.is_external()
+    }
+
+    /// Whether some frontend forwards under policy Local.
+    pub fn uses_local(&self) -> bool {
+        self.internal_policy == TrafficPolicy::Local
+            || (self.external_policy == TrafficPolicy::Local && self.is_external())
+    }
+
+    /// Whether there is a usable endpoint on any node.
+    pub fn has_endpoints(&self) -> bool {
+        !self.cluster.is_empty()
+    }
+
+    /// The policy of a kind of frontends.
+    pub fn policy(&self, kind: FrontendKind) -> TrafficPolicy {
+        match kind {
+            FrontendKind::ClusterIp => self.internal_policy,
+            _ => self.external_policy,
+        }
+    }
+
+    /// The targets under a policy.
+    pub fn targets(&self, policy: TrafficPolicy) -> &[Target] {
+        match policy {
+            TrafficPolicy::Cluster => &self.cluster,
+            TrafficPolicy::Local => &self.local,
+        }
+    }
+
+    /// What becomes of a new connection under a policy.
+    pub fn handling(&self, policy: TrafficPolicy) -> Handling<'_> {
+        let targets = self.targets(policy);
+        match (targets.is_empty(), self.has_endpoints()) {
+            (false, _) => Handling::Forward(targets),
+            (true, true) => Handling::Drop,
+            (true, false) => Handling::Reject,
+        }
+    }
 }

@@ -4,61 +4,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use ipnet::IpNet;
 use roadstead_api::key::ObjectKey;
 
+use crate::packet::{Decision, Origin, Outcome, Packet, Reason};
+use crate::select::TrafficPolicy;
 use crate::service::{
-    Frontend, Handling, IpFamily, Place, Protocol, ServicePort, ServicePortName, Target,
+    Frontend, FrontendKind, Host, IpFamily, Place, Protocol, ServicePort, ServicePortName, Target,
 };
-
-/// The first packet of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Packet {
-    /// Who sends it.
-    pub source: IpAddr,
-    /// Whom it is for.
-    pub destination: IpAddr,
-    /// Its transport protocol.
-    pub protocol: Protocol,
-    /// Its destination port.
-    pub port: u16,
-    /// Where this node got it from.
-    pub origin: Origin,
-}
-
-/// Where a packet comes from, seen from this node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
-    /// A process in the node's own network namespace.
-    Node,
-    /// A pod or another machine.
-    Network,
-}
-
-/// What may become of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Outcome {
-    /// It goes to a target.
-    Forward {
-        /// The address and port of the target.
-        target: SocketAddr,
-        /// Whether the target sees this node's address instead of the client's.
-        masquerade: bool,
-    },
-    /// It is refused.
-    Reject,
-    /// It disappears.
-    Drop,
-    /// It is none of our business.
-    Pass,
-}
+use crate::surroundings::Surroundings;
 
 /// Every service port of one address family, with its frontends.
 #[derive(Debug)]
 pub struct ForwardingTable {
     family: IpFamily,
-    /// Sources inside these networks keep their address on the way to a ClusterIP.
-    cluster_networks: Vec<IpNet>,
+    surroundings: Surroundings,
     ports: BTreeMap<Arc<ServicePortName>, ServicePort>,
     /// Who claims each frontend, in order; the first one has it.
     claims: BTreeMap<Frontend, Vec<Arc<ServicePortName>>>,
@@ -66,13 +25,11 @@ pub struct ForwardingTable {
 }
 
 impl ForwardingTable {
-    /// Starts with no services. Connections to ClusterIPs from outside `cluster_networks` are
-    /// masqueraded; with none given, nobody is outside.
-    pub fn new(family: IpFamily, cluster_networks: &[IpNet]) -> Self {
-        let ours = cluster_networks.iter().filter(|net| IpFamily::of(net.network()) == family);
+    /// Starts with no services.
+    pub fn new(family: IpFamily, surroundings: &Surroundings) -> Self {
         Self {
             family,
-            cluster_networks: ours.map(IpNet::trunc).collect(),
+            surroundings: surroundings.of_family(family),
             ports: BTreeMap::new(),
             claims: BTreeMap::new(),
             target_count: 0,
@@ -84,9 +41,17 @@ impl ForwardingTable {
         self.family
     }
 
-    /// The networks of the cluster's pods in this family.
-    pub fn cluster_networks(&self) -> &[IpNet] {
-        &self.cluster_networks
+    /// The node and the networks around it, in this family.
+    pub fn surroundings(&self) -> &Surroundings {
+        &self.surroundings
+    }
+
+    /// Takes in new surroundings; returns whether they differ in this family.
+    pub fn surround(&mut self, surroundings: &Surroundings) -> bool {
+        let ours = surroundings.of_family(self.family);
+        let changed = ours != self.surroundings;
+        self.surroundings = ours;
+        changed
     }
 
     /// How many service ports there are.
@@ -132,46 +97,130 @@ impl ForwardingTable {
         self.ports.iter()
     }
 
-    /// The frontends that a service port really has: those that no earlier name claims.
-    pub fn frontends_of(&self, name: &ServicePortName) -> Vec<Frontend> {
-        let claimed = self.ports.get(name).into_iter().flat_map(|port| &port.frontends);
-        claimed.filter(|frontend| self.owner(frontend) == Some(name)).copied().collect()
+    /// The frontends that a service port really has, in order: those that no earlier name claims.
+    pub fn frontends_of(&self, name: &ServicePortName) -> Vec<(Frontend, FrontendKind)> {
+        let claimed = self.ports.get(name).into_iter().flat_map(|p| p.frontends(name.protocol));
+        let mut ours: Vec<_> = claimed
+            .filter(|(frontend, _)| self.owner(frontend).is_some_and(|o| **o == *name))
+            .collect();
+        ours.sort_unstable();
+        ours.dedup_by_key(|(frontend, _)| *frontend);
+        ours
     }
 
     /// All that may become of a packet; each forwarding is equally likely.
     pub fn decide(&self, packet: &Packet) -> BTreeSet<Outcome> {
-        let Packet { destination: address, protocol, port, .. } = *packet;
-        match self.owner(&Frontend { address, protocol, port }).map(|name| &self.ports[name]) {
-            Some(port) => match &port.internal {
-                Handling::Forward(targets) => {
-                    let outside = self.is_outside(packet.source);
-                    let outcome = |target: &Target| Outcome::Forward {
-                        target: target.socket(),
-                        masquerade: outside
-                            || (target.place == Place::Here && target.address == packet.source),
-                    };
-                    targets.iter().map(outcome).collect()
-                }
-                Handling::Reject => [Outcome::Reject].into(),
-                Handling::Drop => [Outcome::Drop].into(),
-            },
-            None if self.is_cluster_ip(address) => [Outcome::Reject].into(),
-            None => [Outcome::Pass].into(),
+        self.explain(packet, None).outcomes
+    }
+
+    /// What may become of a packet, and why. `before` is the target of the sender's last
+    /// connection to the same service port, if its affinity has not yet run out.
+    pub fn explain(&self, packet: &Packet, before: Option<SocketAddr>) -> Decision {
+        let Some((name, kind)) = self.find(packet) else { return self.stray(packet.destination) };
+        let port = &self.ports[&name];
+        let decided =
+            |reason, outcomes| Decision { owner: Some((name.clone(), kind)), reason, outcomes };
+        if !port.has_endpoints() {
+            return decided(Reason::NoEndpoints, [Outcome::Reject].into());
+        }
+        if kind == FrontendKind::LoadBalancer && !self.admits(port, packet) {
+            return decided(Reason::SourceNotAllowed, [Outcome::Drop].into());
+        }
+        let (policy, masquerade, reason) = self.route(port, kind, packet);
+        let targets = port.targets(policy);
+        if targets.is_empty() {
+            return decided(Reason::NoLocalEndpoints, [Outcome::Drop].into());
+        }
+        let outcome = |target: &Target| Outcome::Forward {
+            target: target.socket(),
+            masquerade: masquerade
+                || (target.place == Place::Here && target.address == packet.source),
+        };
+        let same = |target: &&Target| port.affinity.is_some() && Some(target.socket()) == before;
+        match targets.iter().find(same) {
+            Some(target) => decided(Reason::SameTarget, [outcome(target)].into()),
+            None => decided(reason, targets.iter().map(outcome).collect()),
         }
     }
 
-    fn owner(&self, frontend: &Frontend) -> Option<&ServicePortName> {
-        Some(self.claims.get(frontend)?.first()?)
+    /// Under which policy a packet goes, and whether it is masqueraded.
+    fn route(
+        &self,
+        port: &ServicePort,
+        kind: FrontendKind,
+        packet: &Packet,
+    ) -> (TrafficPolicy, bool, Reason) {
+        let Surroundings { detect_local, masquerade_all, .. } = &self.surroundings;
+        let is_pod = detect_local.is_pod(packet);
+        let is_node = packet.origin == Origin::Node;
+        match (kind, port.policy(kind)) {
+            (FrontendKind::ClusterIp, policy) => {
+                let stranger = detect_local.is_known() && !is_pod;
+                let reason = match policy {
+                    TrafficPolicy::Cluster => Reason::AnyEndpoint,
+                    TrafficPolicy::Local => Reason::LocalEndpoint,
+                };
+                (policy, *masquerade_all || stranger, reason)
+            }
+            (_, TrafficPolicy::Cluster) => (TrafficPolicy::Cluster, true, Reason::AnyEndpoint),
+            // Inside the cluster the external frontends are mere names for the Service.
+            (_, TrafficPolicy::Local) if is_pod => {
+                (TrafficPolicy::Cluster, false, Reason::ShortCircuit)
+            }
+            (_, TrafficPolicy::Local) if is_node => {
+                (TrafficPolicy::Cluster, true, Reason::ShortCircuit)
+            }
+            (_, TrafficPolicy::Local) => (TrafficPolicy::Local, false, Reason::LocalEndpoint),
+        }
     }
 
-    fn is_outside(&self, source: IpAddr) -> bool {
-        let networks = &self.cluster_networks;
-        !networks.is_empty() && !networks.iter().any(|network| network.contains(&source))
+    /// Whether the load balancer's addresses may be called by the sender. Where the node itself
+    /// may, so may the looped-back packets that it sends from the very address.
+    fn admits(&self, port: &ServicePort, packet: &Packet) -> bool {
+        let allowed = |address: IpAddr| port.source_ranges.iter().any(|net| net.contains(&address));
+        port.source_ranges.is_empty()
+            || allowed(packet.source)
+            || (packet.source == packet.destination
+                && self.surroundings.node_address.is_some_and(allowed))
+    }
+
+    /// A packet for no frontend.
+    fn stray(&self, destination: IpAddr) -> Decision {
+        let networks = &self.surroundings.service_networks;
+        let (reason, outcome) = if self.is_cluster_ip(destination) {
+            (Reason::UnusedPort, Outcome::Reject)
+        } else if networks.iter().any(|network| network.contains(&destination)) {
+            (Reason::UnusedAddress, Outcome::Drop)
+        } else {
+            (Reason::NoService, Outcome::Pass)
+        };
+        Decision { owner: None, reason, outcomes: [outcome].into() }
+    }
+
+    /// The service port that a packet is for. Addresses come before node ports.
+    fn find(&self, packet: &Packet) -> Option<(Arc<ServicePortName>, FrontendKind)> {
+        let Packet { destination, protocol, port, .. } = *packet;
+        let owned = |host| {
+            let frontend = Frontend { host, protocol, port };
+            let name = self.owner(&frontend)?;
+            let mut kinds = self.ports[name].frontends(protocol);
+            Some((name.clone(), kinds.find(|(found, _)| *found == frontend)?.1))
+        };
+        let on_node = || self.surroundings.serves_node_ports(destination).then_some(Host::Node);
+        owned(Host::Address(destination)).or_else(|| owned(on_node()?))
+    }
+
+    fn owner(&self, frontend: &Frontend) -> Option<&Arc<ServicePortName>> {
+        self.claims.get(frontend)?.first()
     }
 
     fn is_cluster_ip(&self, address: IpAddr) -> bool {
-        let first = Frontend { address, protocol: Protocol::Tcp, port: 0 };
-        self.claims.range(first..).next().is_some_and(|(frontend, _)| frontend.address == address)
+        let host = Host::Address(address);
+        let first = Frontend { host, protocol: Protocol::Tcp, port: 0 };
+        let claims = self.claims.range(first..).take_while(|(frontend, _)| frontend.host == host);
+        claims
+            .flat_map(|(_, names)| names.first())
+            .any(|name| self.ports[name].cluster_ips.contains(&address))
     }
 
     fn names_of(&self, service: &ObjectKey) -> Vec<Arc<ServicePortName>> {
@@ -194,28 +243,28 @@ impl ForwardingTable {
         port: ServicePort,
         changed: &mut BTreeSet<Arc<ServicePortName>>,
     ) {
-        for frontend in &port.frontends {
-            let claims = self.claims.entry(*frontend).or_default();
+        for frontend in distinct_frontends(&name, &port) {
+            let claims = self.claims.entry(frontend).or_default();
             let at = claims.partition_point(|other| *other < name);
             if at == 0 {
                 changed.extend(claims.first().cloned());
             }
             claims.insert(at, name.clone());
         }
-        self.target_count += port.internal.targets().len();
+        self.target_count += port.cluster.len();
         self.ports.insert(name.clone(), port);
         changed.insert(name);
     }
 
     fn release(&mut self, name: &ServicePortName, changed: &mut BTreeSet<Arc<ServicePortName>>) {
         let Some((name, port)) = self.ports.remove_entry(name) else { return };
-        self.target_count -= port.internal.targets().len();
-        for frontend in &port.frontends {
-            let Some(claims) = self.claims.get_mut(frontend) else { continue };
+        self.target_count -= port.cluster.len();
+        for frontend in distinct_frontends(&name, &port) {
+            let Some(claims) = self.claims.get_mut(&frontend) else { continue };
             let had_it = claims.first() == Some(&name);
             claims.retain(|other| *other != name);
             match claims.first() {
-                None => drop(self.claims.remove(frontend)),
+                None => drop(self.claims.remove(&frontend)),
                 Some(heir) if had_it => drop(changed.insert(heir.clone())),
                 Some(_) => {}
             }
@@ -224,114 +273,9 @@ impl ForwardingTable {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// `web 10.9.0.1:80>10.0.0.1:8080,here!10.0.0.2:8080` is a service port.
-    fn add(table: &mut ForwardingTable, text: &str) -> String {
-        let (name, rest) = text.split_once(' ').unwrap_or((text, ""));
-        let ports = rest.split_once('>').map(|(frontend, targets)| {
-            let frontend: SocketAddr = frontend.parse().unwrap();
-            let target = |word: &str| {
-                let here = word.strip_prefix("here!");
-                let socket: SocketAddr = here.unwrap_or(word).parse().unwrap();
-                let place = if here.is_some() { Place::Here } else { Place::Elsewhere };
-                Target { address: socket.ip(), port: socket.port(), place }
-            };
-            let internal = match targets {
-                "reject" => Handling::Reject,
-                "drop" => Handling::Drop,
-                _ => Handling::Forward(targets.split(',').map(target).collect()),
-            };
-            let frontends = vec![Frontend {
-                address: frontend.ip(),
-                protocol: Protocol::Tcp,
-                port: frontend.port(),
-            }];
-            (port_name(name), ServicePort { frontends, internal })
-        });
-        let changed = table.replace(&ObjectKey::new("ns", name), ports.into_iter().collect());
-        changed.iter().map(|name| name.name.clone()).collect::<Vec<_>>().join(" ")
-    }
-
-    fn port_name(name: &str) -> ServicePortName {
-        ServicePortName {
-            namespace: "ns".into(),
-            name: name.into(),
-            port: String::new(),
-            protocol: Protocol::Tcp,
-        }
-    }
-
-    fn table() -> ForwardingTable {
-        ForwardingTable::new(IpFamily::V4, &["10.0.0.0/16".parse().unwrap()])
-    }
-
-    fn decide(table: &ForwardingTable, source: &str, destination: &str) -> String {
-        let destination: SocketAddr = destination.parse().unwrap();
-        let outcomes = table.decide(&Packet {
-            source: source.parse().unwrap(),
-            destination: destination.ip(),
-            protocol: Protocol::Tcp,
-            port: destination.port(),
-            origin: Origin::Network,
-        });
-        let word = |outcome: &Outcome| match outcome {
-            Outcome::Forward { target, masquerade: false } => format!("{target}"),
-            Outcome::Forward { target, masquerade: true } => format!("{target}(masqueraded)"),
-            other => format!("{other:?}").to_lowercase(),
-        };
-        outcomes.iter().map(word).collect::<Vec<_>>().join(" ")
-    }
-
-    #[test]
-    fn decisions() {
-        let mut table = table();
-        add(&mut table, "web 10.9.0.1:80>10.0.0.1:8080,here!10.0.0.2:8080");
-        add(&mut table, "none 10.9.0.2:80>reject");
-        add(&mut table, "far 10.9.0.3:80>drop");
-        let cases = [
-            ("a pod", "10.0.0.9", "10.9.0.1:80", "10.0.0.1:8080 10.0.0.2:8080"),
-            (
-                "a local target calls itself",
-                "10.0.0.2",
-                "10.9.0.1:80",
-                "10.0.0.1:8080 10.0.0.2:8080(masqueraded)",
-            ),
-            (
-                "a remote one is not seen here",
-                "10.0.0.1",
-                "10.9.0.1:80",
-                "10.0.0.1:8080 10.0.0.2:8080",
-            ),
-            (
-                "from outside",
-                "192.168.0.1",
-                "10.9.0.1:80",
-                "10.0.0.1:8080(masqueraded) 10.0.0.2:8080(masqueraded)",
-            ),
-            ("no endpoints", "10.0.0.9", "10.9.0.2:80", "reject"),
-            ("none for us", "10.0.0.9", "10.9.0.3:80", "drop"),
-            ("a port that is not served", "10.0.0.9", "10.9.0.1:81", "reject"),
-            ("somebody else", "10.0.0.9", "10.9.0.9:80", "pass"),
-        ];
-        for (name, source, destination, want) in cases {
-            assert_eq!(decide(&table, source, destination), want, "{name}");
-        }
-    }
-
-    #[test]
-    fn a_frontend_belongs_to_the_first_name() {
-        let mut table = table();
-        assert_eq!(add(&mut table, "b 10.9.0.1:80>10.0.0.2:80"), "b");
-        assert_eq!(add(&mut table, "c 10.9.0.1:80>10.0.0.3:80"), "c");
-        assert_eq!(decide(&table, "10.0.0.9", "10.9.0.1:80"), "10.0.0.2:80");
-        assert_eq!(add(&mut table, "a 10.9.0.1:80>10.0.0.1:80"), "a b", "b loses it");
-        assert_eq!(decide(&table, "10.0.0.9", "10.9.0.1:80"), "10.0.0.1:80");
-        assert!(table.frontends_of(&port_name("b")).is_empty());
-        assert_eq!(add(&mut table, "a"), "a b", "b has it back");
-        assert_eq!(decide(&table, "10.0.0.9", "10.9.0.1:80"), "10.0.0.2:80");
-        assert_eq!(add(&mut table, "b 10.9.0.1:80>10.0.0.2:80"), "", "nothing new");
-    }
+fn distinct_frontends(name: &ServicePortName, port: &ServicePort) -> BTreeSet<Frontend> {
+    port.frontends(name.protocol).map(|(frontend, _)| frontend).collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,15 +8,15 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Service;
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1::{Service, ServiceSpec};
 use k8s_openapi::api::discovery::v1::{self as discovery, EndpointSlice};
 use roadstead_api::key::ObjectKey;
 
 use crate::select::{Endpoint, NodeView, State, TrafficPolicy, select};
-use crate::service::{
-    Frontend, Handling, IpFamily, Protocol, ServicePort, ServicePortName, Target,
-};
+use crate::service::{IpFamily, Place, Protocol, ServicePort, ServicePortName, Target};
 
 /// A Service with this label belongs to another proxy.
 const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
@@ -97,6 +97,14 @@ impl Tracker {
         mem::take(&mut self.dirty)
     }
 
+    /// Takes in what this node looks like now; everything may be different then.
+    pub fn observe_node(&mut self, node: NodeView) {
+        if self.node != node {
+            self.node = node;
+            self.dirty.extend(self.services.keys().cloned());
+        }
+    }
+
     /// How each port of a Service is to be carried; empty if it is not ours to carry.
     pub fn service_ports(
         &self,
@@ -104,47 +112,61 @@ impl Tracker {
         family: IpFamily,
     ) -> Vec<(ServicePortName, ServicePort)> {
         let Some(service) = self.services.get(key) else { return Vec::new() };
-        let addresses: Vec<_> =
-            service.addresses.iter().filter(|a| IpFamily::of(**a) == family).copied().collect();
-        if addresses.is_empty() {
+        let ours = |addresses: &[IpAddr]| -> Vec<IpAddr> {
+            addresses.iter().filter(|a| IpFamily::of(**a) == family).copied().collect()
+        };
+        let cluster_ips = ours(&service.cluster_ips);
+        if cluster_ips.is_empty() {
             return Vec::new();
         }
-        let carried = |port: &PortView| {
+        let carried = |port: &ServicePortView| {
             let name = ServicePortName {
                 namespace: key.namespace.clone(),
                 name: key.name.clone(),
-                port: port.name.clone(),
-                protocol: port.protocol,
+                port: port.view.name.clone(),
+                protocol: port.view.protocol,
             };
-            let frontend =
-                |address| Frontend { address, protocol: port.protocol, port: port.number };
-            let mut frontends: Vec<_> = addresses.iter().copied().map(frontend).collect();
-            frontends.sort_unstable();
-            frontends.dedup();
-            (name, ServicePort { frontends, internal: self.handling(key, service, port, family) })
+            let mut carried = ServicePort {
+                port: port.view.number,
+                cluster_ips: cluster_ips.clone(),
+                external_ips: ours(&service.external_ips),
+                load_balancer_ips: ours(&service.load_balancer_ips),
+                node_port: port.node_port,
+                internal_policy: service.internal,
+                external_policy: service.external,
+                source_ranges: ranges_of(&service.source_ranges, family),
+                affinity: service.affinity,
+                ..ServicePort::default()
+            };
+            let endpoints = self.endpoints(key, &port.view, family);
+            let selection = select(&self.node, &endpoints);
+            carried.cluster = self.targets(&selection.cluster);
+            if carried.uses_local() {
+                carried.local = self.targets(&selection.local);
+            }
+            (name, carried)
         };
         service.ports.iter().map(carried).collect()
     }
 
-    fn handling(
-        &self,
-        key: &ObjectKey,
-        service: &ServiceView,
-        port: &PortView,
-        family: IpFamily,
-    ) -> Handling {
-        let endpoints = self.endpoints(key, port, family);
-        let selection = select(&self.node, &endpoints);
+    /// The health check that a Service asks every node to answer, if any.
+    pub fn health_check(&self, key: &ObjectKey) -> Option<HealthCheck> {
+        let service = self.services.get(key)?;
+        let port = service.health_check_port?;
+        let slices = self.slices.get(key).into_iter().flat_map(BTreeMap::values);
+        let endpoints = slices.flat_map(|slice| &slice.endpoints).map(|(_, endpoint)| endpoint);
+        let counts = |e: &&Endpoint| e.state == State::Ready && e.place(&self.node) == Place::Here;
+        let addresses: BTreeSet<_> = endpoints.filter(counts).map(|e| e.address).collect();
+        Some(HealthCheck { port, local_endpoints: addresses.len() })
+    }
+
+    /// In the order of upstream: by text, so 10.0.0.10 comes before 10.0.0.9.
+    fn targets(&self, endpoints: &[&Endpoint]) -> Vec<Target> {
         let target =
             |e: &&Endpoint| Target { address: e.address, port: e.port, place: e.place(&self.node) };
-        let mut targets: Vec<_> = selection.under(service.internal).iter().map(target).collect();
-        // The order of upstream: by text, so 10.0.0.10 comes before 10.0.0.9.
+        let mut targets: Vec<_> = endpoints.iter().map(target).collect();
         targets.sort_by_cached_key(|target| target.socket().to_string());
-        match (targets.is_empty(), selection.cluster.is_empty()) {
-            (false, _) => Handling::Forward(targets),
-            (true, false) => Handling::Drop,
-            (true, true) => Handling::Reject,
-        }
+        targets
     }
 
     /// All endpoints of a port, each once. While an endpoint moves between slices it may be in
@@ -173,12 +195,35 @@ impl Tracker {
     }
 }
 
+/// A load balancer asks on this port whether the node has endpoints of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HealthCheck {
+    /// From `spec.healthCheckNodePort`.
+    pub port: u16,
+    /// How many distinct addresses of this node are ready. Those that terminate do not count, so
+    /// that the load balancer leaves in time.
+    pub local_endpoints: usize,
+}
+
 /// What we need of a Service.
 #[derive(Debug, PartialEq, Eq)]
 struct ServiceView {
-    addresses: Vec<IpAddr>,
-    ports: Vec<PortView>,
+    cluster_ips: Vec<IpAddr>,
+    external_ips: Vec<IpAddr>,
+    load_balancer_ips: Vec<IpAddr>,
+    ports: Vec<ServicePortView>,
     internal: TrafficPolicy,
+    external: TrafficPolicy,
+    source_ranges: Vec<IpNet>,
+    affinity: Option<Duration>,
+    health_check_port: Option<u16>,
+}
+
+/// A port of a Service.
+#[derive(Debug, PartialEq, Eq)]
+struct ServicePortView {
+    view: PortView,
+    node_port: Option<u16>,
 }
 
 /// A named port of a Service or of a slice.
@@ -191,7 +236,7 @@ struct PortView {
 
 impl PortView {
     fn read(name: Option<&str>, protocol: Option<&str>, number: Option<i32>) -> Option<Self> {
-        let number = u16::try_from(number?).ok().filter(|number| *number != 0)?;
+        let number = port_number(number?)?;
         let name = name.unwrap_or_default().to_owned();
         Some(Self { name, protocol: Protocol::parse(protocol)?, number })
     }
@@ -210,15 +255,77 @@ impl ServiceView {
         // Old servers fill in only the single field. "None" and "" are no addresses.
         let many = spec.cluster_ips.as_deref().unwrap_or_default();
         let single = spec.cluster_ip.iter().filter(|_| many.is_empty());
-        let addresses: Vec<_> =
-            many.iter().chain(single).filter_map(|text| text.parse().ok()).collect();
-        let ports = spec.ports.iter().flatten();
-        let ports = ports
-            .filter_map(|p| PortView::read(p.name.as_deref(), p.protocol.as_deref(), Some(p.port)));
-        let local = spec.internal_traffic_policy.as_deref() == Some("Local");
-        let internal = if local { TrafficPolicy::Local } else { TrafficPolicy::Cluster };
-        (!addresses.is_empty()).then(|| Self { addresses, ports: ports.collect(), internal })
+        let cluster_ips = addresses(many.iter().chain(single));
+        if cluster_ips.is_empty() {
+            return None;
+        }
+        let ingress = service.status.iter().flat_map(|status| &status.load_balancer);
+        let ingress = ingress.flat_map(|balancer| balancer.ingress.iter().flatten());
+        // Whoever says "Proxy" wants the traffic to pass through the load balancer itself.
+        let vips = ingress.filter(|i| i.ip_mode.as_deref() != Some("Proxy"));
+        let ports = spec.ports.iter().flatten().filter_map(|p| {
+            let view = PortView::read(p.name.as_deref(), p.protocol.as_deref(), Some(p.port))?;
+            Some(ServicePortView { view, node_port: p.node_port.and_then(port_number) })
+        });
+        let external = policy(spec.external_traffic_policy.as_deref());
+        let health_check_port = spec.health_check_node_port.and_then(port_number);
+        Some(Self {
+            cluster_ips,
+            external_ips: addresses(spec.external_ips.iter().flatten()),
+            load_balancer_ips: addresses(vips.filter_map(|i| i.ip.as_ref())),
+            ports: ports.collect(),
+            internal: policy(spec.internal_traffic_policy.as_deref()),
+            external,
+            source_ranges: source_ranges(spec.load_balancer_source_ranges.iter().flatten()),
+            affinity: affinity(spec),
+            health_check_port: health_check_port.filter(|_| external == TrafficPolicy::Local),
+        })
     }
+}
+
+/// Those texts that are addresses, in order, each once.
+fn addresses<'a>(texts: impl Iterator<Item = &'a String>) -> Vec<IpAddr> {
+    let mut addresses: Vec<IpAddr> = texts.filter_map(|text| text.parse().ok()).collect();
+    addresses.sort_unstable();
+    addresses.dedup();
+    addresses
+}
+
+fn policy(text: Option<&str>) -> TrafficPolicy {
+    if text == Some("Local") { TrafficPolicy::Local } else { TrafficPolicy::Cluster }
+}
+
+/// Entries may be surrounded by blanks; those that are no networks are ignored.
+fn source_ranges<'a>(texts: impl Iterator<Item = &'a String>) -> Vec<IpNet> {
+    let ranges = texts.filter_map(|text| text.trim().parse::<IpNet>().ok());
+    let mut ranges: Vec<_> = ranges.map(|range| range.trunc()).collect();
+    ranges.sort_unstable();
+    ranges.dedup();
+    ranges
+}
+
+/// The ranges of a family; one that contains everything is as good as none.
+fn ranges_of(all: &[IpNet], family: IpFamily) -> Vec<IpNet> {
+    let ours: Vec<_> =
+        all.iter().filter(|net| IpFamily::of(net.network()) == family).copied().collect();
+    if ours.iter().any(|net| net.prefix_len() == 0) { Vec::new() } else { ours }
+}
+
+/// How long clients stay with their target.
+fn affinity(spec: &ServiceSpec) -> Option<Duration> {
+    const DEFAULT: u64 = 10_800;
+    const LONGEST: u64 = 86_400;
+    if spec.session_affinity.as_deref() != Some("ClientIP") {
+        return None;
+    }
+    let config = spec.session_affinity_config.as_ref().and_then(|c| c.client_ip.as_ref());
+    let seconds = config.and_then(|c| c.timeout_seconds).and_then(|s| u64::try_from(s).ok());
+    let seconds = seconds.filter(|seconds| *seconds > 0).unwrap_or(DEFAULT);
+    Some(Duration::from_secs(seconds.min(LONGEST)))
+}
+
+fn port_number(number: i32) -> Option<u16> {
+    u16::try_from(number).ok().filter(|number| *number != 0)
 }
 
 /// What we need of an EndpointSlice.

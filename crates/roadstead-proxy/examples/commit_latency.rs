@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 
 use roadstead_api::key::ObjectKey;
 use roadstead_forwarding::service::{
-    Frontend, Handling, IpFamily, Place, Protocol, ServicePort, ServicePortName, Target,
+    IpFamily, Place, Protocol, ServicePort, ServicePortName, Target,
 };
+use roadstead_forwarding::surroundings::{DetectLocal, Surroundings};
 use roadstead_forwarding::table::ForwardingTable;
 use roadstead_proxy::nft::NftPlane;
 
@@ -21,9 +22,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = env::args().skip(1).map(|text| text.parse::<u32>());
     let services = arguments.next().transpose()?.unwrap_or(1000);
     let endpoints = arguments.next().transpose()?.unwrap_or(2);
+    let detect_local = DetectLocal::Networks(vec!["10.0.0.0/8".parse()?]);
+    let surroundings = Surroundings { detect_local, ..Surroundings::default() };
     let mut bench = Bench {
         plane: NftPlane::open()?,
-        table: ForwardingTable::new(IpFamily::V4, &["10.0.0.0/8".parse()?]),
+        table: ForwardingTable::new(IpFamily::V4, &surroundings),
     };
     for n in 0..services {
         bench.set(n, (0..endpoints).map(|slot| n * endpoints + slot));
@@ -61,20 +64,20 @@ impl Bench {
             port: 8080,
             place: Place::Elsewhere,
         };
-        let frontend = Frontend {
-            address: Ipv4Addr::from(0xac10_0000 + n).into(),
-            protocol: Protocol::Tcp,
-            port: 80,
-        };
         let name = ServicePortName {
             namespace: "default".into(),
             name: format!("service-{n}"),
             port: "http".into(),
             protocol: Protocol::Tcp,
         };
-        let internal = Handling::Forward(targets.map(target).collect());
+        let port = ServicePort {
+            port: 80,
+            cluster_ips: vec![Ipv4Addr::from(0xac10_0000 + n).into()],
+            cluster: targets.map(target).collect(),
+            ..ServicePort::default()
+        };
         let key = ObjectKey::new("default", name.name.clone());
-        self.table.replace(&key, vec![(name, ServicePort { frontends: vec![frontend], internal })])
+        self.table.replace(&key, vec![(name, port)])
     }
 
     fn each(

@@ -12,12 +12,12 @@ use std::{future, io};
 
 use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt};
-use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::{Api, Client, Resource, ResourceExt};
 use roadstead_forwarding::select::NodeView;
 use roadstead_forwarding::service::{IpFamily, ServicePortName};
+use roadstead_forwarding::surroundings::Surroundings;
 use roadstead_forwarding::table::ForwardingTable;
 use roadstead_forwarding::tracker::Tracker;
 use roadstead_watch::informer::{Change, Selection, informer, key_of};
@@ -45,9 +45,9 @@ pub struct Config {
     pub node_name: String,
     /// The zone of this node, if it has one.
     pub zone: Option<String>,
-    /// The networks of the cluster's pods. Whoever calls a ClusterIP from elsewhere is
-    /// masqueraded, because the answer might not find its way back through us.
-    pub cluster_networks: Vec<IpNet>,
+    /// The node and the networks around it. Whoever calls a ClusterIP from outside the networks
+    /// of the pods is masqueraded, because the answer might not find its way back through us.
+    pub surroundings: Surroundings,
     /// The address families to serve. One that the kernel does not have is left out.
     pub families: Vec<IpFamily>,
     /// Shows what is in the kernel; subscribe to it before `run`.
@@ -59,7 +59,7 @@ impl Default for Config {
         Self {
             node_name: String::new(),
             zone: None,
-            cluster_networks: Vec::new(),
+            surroundings: Surroundings::default(),
             families: vec![IpFamily::V4, IpFamily::V6],
             programmed: watch::Sender::default(),
         }
@@ -162,7 +162,7 @@ impl Agent {
     /// Opens the way to the kernel, and knows nothing yet.
     pub fn new(config: Config) -> Result<Self, ProxyError> {
         let family = |family: &IpFamily| {
-            let table = ForwardingTable::new(*family, &config.cluster_networks);
+            let table = ForwardingTable::new(*family, &config.surroundings);
             let plane = NftPlane::open().map_err(ProxyError::Open)?;
             Ok(FamilyPlane { table, plane, proven: false })
         };

@@ -6,9 +6,11 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use roadstead_api::key::ObjectKey;
 use roadstead_forwarding::nft::compile::compile;
+use roadstead_forwarding::select::TrafficPolicy;
 use roadstead_forwarding::service::{
-    Frontend, Handling, IpFamily, Place, Protocol, ServicePort, ServicePortName, Target,
+    IpFamily, Place, Protocol, ServicePort, ServicePortName, Target,
 };
+use roadstead_forwarding::surroundings::{DetectLocal, Surroundings};
 use roadstead_forwarding::table::ForwardingTable;
 use roadstead_proxy::nft::NftPlane;
 use roadstead_testkit::netns::{laboratory, run};
@@ -25,29 +27,38 @@ fn table(family: IpFamily) -> ForwardingTable {
         }
     };
     let networks: Vec<IpNet> = networks.iter().map(|text| text.parse().unwrap()).collect();
-    let mut table = ForwardingTable::new(family, &networks);
+    let detect_local = DetectLocal::Networks(networks);
+    let surroundings = Surroundings { detect_local, ..Surroundings::default() };
+    let mut table = ForwardingTable::new(family, &surroundings);
     let target = |host: u8| Target {
         address: address(244, host),
         port: 8080,
         place: if host == 1 { Place::Here } else { Place::Elsewhere },
     };
-    let mut add = |name: &str, number: u8, protocol, internal| {
+    let mut add = |name: &str, number: u8, protocol, cluster: Vec<Target>, policy| {
         let name = ServicePortName {
             namespace: "default".into(),
             name: name.into(),
             port: String::new(),
             protocol,
         };
-        let frontends = vec![Frontend { address: address(96, number), protocol, port: 80 }];
+        let port = ServicePort {
+            port: 80,
+            cluster_ips: vec![address(96, number)],
+            internal_policy: policy,
+            cluster,
+            ..ServicePort::default()
+        };
         let key = ObjectKey::new("default", name.name.clone());
-        table.replace(&key, vec![(name, ServicePort { frontends, internal })]);
+        table.replace(&key, vec![(name, port)]);
     };
-    add("web", 1, Protocol::Tcp, Handling::Forward((1..=17).map(target).collect()));
-    add("dns", 2, Protocol::Udp, Handling::Forward(vec![target(1)]));
-    add("sig", 3, Protocol::Sctp, Handling::Forward(vec![target(1), target(2)]));
-    add("none", 4, Protocol::Tcp, Handling::Reject);
-    add("far", 5, Protocol::Tcp, Handling::Drop);
-    add(&"n".repeat(200), 6, Protocol::Tcp, Handling::Reject);
+    let (any, local) = (TrafficPolicy::Cluster, TrafficPolicy::Local);
+    add("web", 1, Protocol::Tcp, (1..=17).map(target).collect(), any);
+    add("dns", 2, Protocol::Udp, vec![target(1)], any);
+    add("sig", 3, Protocol::Sctp, vec![target(1), target(2)], any);
+    add("none", 4, Protocol::Tcp, vec![], any);
+    add("far", 5, Protocol::Tcp, vec![target(2)], local);
+    add(&"n".repeat(200), 6, Protocol::Tcp, vec![], any);
     table
 }
 

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use roadstead_forwarding::surroundings::{DetectLocal, Surroundings};
 use roadstead_proxy::agent::{self, Agent, Config, cleanup};
 use roadstead_testkit::cluster::FakeCluster;
 use roadstead_testkit::netns::{inside, laboratory, make_node, make_pod, run};
@@ -95,8 +96,10 @@ fn counts(
 }
 
 fn agent() -> Agent {
-    let cluster_networks = vec!["10.244.0.0/16".parse().unwrap(), "fd00:244::/48".parse().unwrap()];
-    Agent::new(Config { node_name: NODE.into(), cluster_networks, ..Config::default() }).unwrap()
+    let networks = vec!["10.244.0.0/16".parse().unwrap(), "fd00:244::/48".parse().unwrap()];
+    let surroundings =
+        Surroundings { detect_local: DetectLocal::Networks(networks), ..Surroundings::default() };
+    Agent::new(Config { node_name: NODE.into(), surroundings, ..Config::default() }).unwrap()
 }
 
 /// A Service with one TCP and one UDP port, both 80 to 8080.

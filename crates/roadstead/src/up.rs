@@ -10,6 +10,7 @@ use clap::{Parser, ValueEnum};
 use ipnet::Ipv4Net;
 use jiff::Timestamp;
 use kube::Client;
+use roadstead_forwarding::surroundings::{DetectLocal, Surroundings};
 use roadstead_plan::alloc;
 use roadstead_server::api::User;
 use roadstead_server::identity::Authority;
@@ -120,9 +121,10 @@ impl Plan {
 
     fn proxy(&self) -> roadstead_proxy::agent::Config {
         let ProxyMode::Nftables = self.args.proxy_mode;
+        let detect_local = DetectLocal::Networks(vec![self.args.cluster_cidr.into()]);
         roadstead_proxy::agent::Config {
             node_name: self.node_name.clone(),
-            cluster_networks: vec![self.args.cluster_cidr.into()],
+            surroundings: Surroundings { detect_local, ..Surroundings::default() },
             ..Default::default()
         }
     }

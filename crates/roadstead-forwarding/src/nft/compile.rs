@@ -6,10 +6,11 @@ use std::sync::Arc;
 use ipnet::IpNet;
 
 use super::model::{
-    Base, Chain, ChainKind, ChainName, FRONTEND, Field, Hook, Key, MASQUERADE_MARK, Program, Rule,
-    SetName, Statement, Value,
+    Base, Chain, ChainKind, ChainName, FRONTEND, Field, Hook, Key, Program, Rule, SetName,
+    Statement, Value, Vip,
 };
-use crate::service::{Frontend, Handling, Place, ServicePortName, Target};
+use crate::service::{Frontend, FrontendKind, Handling, Host, Place, ServicePortName, Target};
+use crate::surroundings::{DetectLocal, MASQUERADE_MARK, Surroundings};
 use crate::table::ForwardingTable;
 
 const SERVICES: ChainName = ChainName::Fixed("services");
@@ -22,20 +23,31 @@ const SOURCE_NAT: i32 = 100;
 
 /// Compiles the whole table; targets take their slots in order.
 pub fn compile(table: &ForwardingTable) -> Program {
-    let mut chains = fixed_chains(table.cluster_networks());
+    let mut chains = fixed_chains(table.surroundings());
     let mut elements = BTreeMap::new();
     for (name, port) in table.iter() {
-        let frontends = table.frontends_of(name);
-        if let (Handling::Forward(slots), false) = (&port.internal, frontends.is_empty()) {
+        let frontends = vips_of(table, name);
+        let handling = port.handling(port.internal_policy);
+        if let (Handling::Forward(slots), false) = (handling, frontends.is_empty()) {
             let count = slot_count(slots);
             chains.entry(ChainName::Pick(count)).or_insert_with(|| pick_chain(count));
             elements.extend([pick_element(count)]);
         }
-        elements
-            .extend(shared_keys(name, &frontends, &port.internal).map(|key| (key, Value::Member)));
-        elements.extend(own_elements(name, &frontends, &port.internal));
+        elements.extend(shared_keys(name, &frontends, handling).map(|key| (key, Value::Member)));
+        elements.extend(own_elements(name, &frontends, handling));
     }
     Program { family: table.family(), chains, elements }
+}
+
+/// The ClusterIPs of a service port.
+pub(super) fn vips_of(table: &ForwardingTable, name: &ServicePortName) -> Vec<Vip> {
+    let vip = |(frontend, kind)| match (frontend, kind) {
+        (Frontend { host: Host::Address(address), protocol, port }, FrontendKind::ClusterIp) => {
+            Some(Vip { address, protocol, port })
+        }
+        _ => None,
+    };
+    table.frontends_of(name).into_iter().filter_map(vip).collect()
 }
 
 /// The chain that forwards to one of `count` slots.
@@ -66,8 +78,8 @@ pub(super) fn slot_count(slots: &[Target]) -> u32 {
 /// The elements of a service port that other service ports may have, too.
 pub(super) fn shared_keys<'a>(
     name: &'a ServicePortName,
-    frontends: &'a [Frontend],
-    handling: &'a Handling,
+    frontends: &'a [Vip],
+    handling: Handling<'a>,
 ) -> impl Iterator<Item = Key> + 'a {
     let targets = if frontends.is_empty() { &[] } else { handling.targets() };
     let here = targets.iter().filter(|target| target.place == Place::Here);
@@ -78,17 +90,17 @@ pub(super) fn shared_keys<'a>(
 /// The elements of a service port alone, in the order of their keys.
 pub(super) fn own_elements(
     name: &Arc<ServicePortName>,
-    frontends: &[Frontend],
-    handling: &Handling,
+    frontends: &[Vip],
+    handling: Handling<'_>,
 ) -> Vec<(Key, Value)> {
-    let each = |key: fn(Frontend) -> Key, value: Value| {
+    let each = |key: fn(Vip) -> Key, value: Value| {
         frontends.iter().map(move |frontend| (key(*frontend), value.clone()))
     };
     let unserved = || Value::Unserved(name.clone());
     match handling {
         Handling::Forward(slots) => {
             let count = Value::Slots(slot_count(slots), name.clone());
-            let slot = |frontend: &Frontend, slot: u32, target: &Target| {
+            let slot = |frontend: &Vip, slot: u32, target: &Target| {
                 (Key::Endpoint(*frontend, slot), Value::Target(target.socket()))
             };
             let of_frontend = |frontend| {
@@ -103,7 +115,7 @@ pub(super) fn own_elements(
 }
 
 /// The chains that do not depend on Services.
-pub(super) fn fixed_chains(cluster_networks: &[IpNet]) -> BTreeMap<ChainName, Chain> {
+pub(super) fn fixed_chains(surroundings: &Surroundings) -> BTreeMap<ChainName, Chain> {
     let base = |name, kind, hook, priority, rules| {
         let base = Some(Base { kind, hook, priority });
         (ChainName::Fixed(name), Chain { base, rules })
@@ -120,7 +132,7 @@ pub(super) fn fixed_chains(cluster_networks: &[IpNet]) -> BTreeMap<ChainName, Ch
         base("nat-prerouting", nat, Hook::Prerouting, DESTINATION_NAT, jump(SERVICES)),
         base("nat-output", nat, Hook::Output, DESTINATION_NAT, jump(SERVICES)),
         base("nat-postrouting", nat, Hook::Postrouting, SOURCE_NAT, jump(MASQUERADING)),
-        plain(SERVICES, services(cluster_networks)),
+        plain(SERVICES, services(networks_of(surroundings))),
         plain(MASQUERADING, masquerading()),
         plain(
             SERVICE_ENDPOINTS_CHECK,
@@ -139,6 +151,13 @@ pub(super) fn fixed_chains(cluster_networks: &[IpNet]) -> BTreeMap<ChainName, Ch
         ),
     ]
     .into()
+}
+
+fn networks_of(surroundings: &Surroundings) -> &[IpNet] {
+    match &surroundings.detect_local {
+        DetectLocal::Networks(networks) => networks,
+        _ => &[],
+    }
 }
 
 fn to_cluster_ip() -> Statement {

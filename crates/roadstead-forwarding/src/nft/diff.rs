@@ -8,10 +8,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::compile::{
-    fixed_chains, own_elements, pick_chain, pick_element, shared_keys, slot_count,
+    fixed_chains, own_elements, pick_chain, pick_element, shared_keys, slot_count, vips_of,
 };
-use super::model::{Chain, ChainName, Key, Program, Transaction, Value};
-use crate::service::{Frontend, Handling, IpFamily, ServicePort, ServicePortName, Target};
+use super::model::{Chain, ChainName, Key, Program, Transaction, Value, Vip};
+use crate::service::{Handling, IpFamily, ServicePort, ServicePortName, Target};
 use crate::table::ForwardingTable;
 
 /// What the kernel holds, in compact form.
@@ -28,8 +28,8 @@ pub struct Layout {
 /// A service port as it is in the kernel: the order of targets is the order of slots.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Installed {
-    frontends: Vec<Frontend>,
-    handling: Option<Handling>,
+    frontends: Vec<Vip>,
+    port: Option<ServicePort>,
 }
 
 impl Layout {
@@ -37,7 +37,7 @@ impl Layout {
     pub fn new(table: &ForwardingTable) -> Self {
         Self {
             family: table.family(),
-            fixed: fixed_chains(table.cluster_networks()),
+            fixed: fixed_chains(table.surroundings()),
             picks: BTreeSet::new(),
             ports: BTreeMap::new(),
             shared: HashMap::new(),
@@ -54,8 +54,8 @@ impl Layout {
         let mut released = Vec::new();
         for name in changed {
             let before = self.ports.remove(&name).unwrap_or_default();
-            let now = before.next(table.get(&name), table.frontends_of(&name));
-            if let Some(Handling::Forward(slots)) = &now.handling
+            let now = before.next(table.get(&name), vips_of(table, &name));
+            if let Some(Handling::Forward(slots)) = now.handling()
                 && self.picks.insert(slot_count(slots))
             {
                 transaction.add_picks.push(slot_count(slots));
@@ -70,7 +70,7 @@ impl Layout {
                 }
             }
             released.extend(before.shared(&name));
-            if now.handling.is_some() {
+            if now.port.is_some() {
                 self.ports.insert(name, now);
             }
         }
@@ -104,25 +104,27 @@ impl Layout {
 }
 
 impl Installed {
-    fn next(&self, port: Option<&ServicePort>, frontends: Vec<Frontend>) -> Self {
+    fn next(&self, port: Option<&ServicePort>, frontends: Vec<Vip>) -> Self {
         let Some(port) = port.filter(|_| !frontends.is_empty()) else { return Self::default() };
-        let handling = match (&self.handling, &port.internal) {
-            (Some(Handling::Forward(slots)), Handling::Forward(wanted)) => {
-                Handling::Forward(assign_slots(slots, wanted))
-            }
-            (_, handling) => handling.clone(),
-        };
-        Self { frontends, handling: Some(handling) }
+        let mut port = port.clone();
+        if let Some(before) = &self.port {
+            port.cluster = assign_slots(&before.cluster, &port.cluster);
+            port.local = assign_slots(&before.local, &port.local);
+        }
+        Self { frontends, port: Some(port) }
+    }
+
+    fn handling(&self) -> Option<Handling<'_>> {
+        self.port.as_ref().map(|port| port.handling(port.internal_policy))
     }
 
     fn own(&self, name: &Arc<ServicePortName>) -> Vec<(Key, Value)> {
-        let handling = self.handling.as_ref();
-        handling.map(|h| own_elements(name, &self.frontends, h)).unwrap_or_default()
+        self.handling().map(|h| own_elements(name, &self.frontends, h)).unwrap_or_default()
     }
 
     fn shared(&self, name: &ServicePortName) -> Vec<Key> {
-        let handling = self.handling.as_ref();
-        handling.map(|h| shared_keys(name, &self.frontends, h).collect()).unwrap_or_default()
+        let keys = |handling| shared_keys(name, &self.frontends, handling).collect();
+        self.handling().map(keys).unwrap_or_default()
     }
 }
 

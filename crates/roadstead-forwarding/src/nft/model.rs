@@ -7,12 +7,21 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use crate::service::{Frontend, IpFamily, Protocol, ServicePortName};
+use crate::service::{IpFamily, Protocol, ServicePortName};
 
 /// The name of the table, in either family. It is kube-proxy's, so that only one of us is active.
 pub const TABLE: &str = "kube-proxy";
-/// Marks a packet for masquerading, as kube-proxy does.
-pub const MASQUERADE_MARK: u32 = 0x4000;
+
+/// A frontend with an address of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Vip {
+    /// The virtual address.
+    pub address: IpAddr,
+    /// The protocol.
+    pub protocol: Protocol,
+    /// The Service port.
+    pub port: u16,
+}
 
 /// Everything in the kernel's table: the complete desired (or present) state.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -282,15 +291,15 @@ pub enum Key {
     /// In `hairpin-connections`: from this endpoint to itself.
     Hairpin(IpAddr, Protocol, u16),
     /// In `service-ips`.
-    Service(Frontend),
+    Service(Vip),
     /// In `picks`.
     Pick(u32),
     /// In `no-endpoint-services`.
-    NoEndpoint(Frontend),
+    NoEndpoint(Vip),
     /// In `no-local-endpoint-services`.
-    NoLocalEndpoint(Frontend),
+    NoLocalEndpoint(Vip),
     /// In `endpoints`: a slot of a frontend.
-    Endpoint(Frontend, u32),
+    Endpoint(Vip, u32),
 }
 
 /// One field of a key.
@@ -325,9 +334,8 @@ impl Key {
     /// Its fields, of the types that the set declares.
     pub fn fields(&self) -> impl Iterator<Item = KeyField> {
         use KeyField::{Address, Count, Mark, Port, Protocol};
-        let frontend = |f: &Frontend| {
-            [Some(Address(f.address)), Some(Protocol(f.protocol)), Some(Port(f.port))]
-        };
+        let frontend =
+            |f: &Vip| [Some(Address(f.address)), Some(Protocol(f.protocol)), Some(Port(f.port))];
         let fields = match self {
             Key::ClusterIp(address) => [Some(Address(*address)), None, None, None],
             Key::Hairpin(address, protocol, port) => [

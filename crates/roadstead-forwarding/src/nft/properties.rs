@@ -12,10 +12,11 @@ use super::compile::{compile, pick_chain};
 use super::diff::Layout;
 use super::model::{ChainName, Key, Program, SetName, Transaction, Value};
 use super::trace::trace;
-use crate::service::{
-    Frontend, Handling, IpFamily, Place, Protocol, ServicePort, ServicePortName, Target,
-};
-use crate::table::{ForwardingTable, Origin, Outcome, Packet};
+use crate::packet::{Origin, Outcome, Packet};
+use crate::select::TrafficPolicy;
+use crate::service::{IpFamily, Place, Protocol, ServicePort, ServicePortName, Target};
+use crate::surroundings::{DetectLocal, Surroundings};
+use crate::table::ForwardingTable;
 
 /// Addresses are few, so that Services collide and endpoints are shared.
 fn address(family: IpFamily, net: u8, host: u8) -> std::net::IpAddr {
@@ -53,26 +54,21 @@ fn families() -> impl Strategy<Value = IpFamily> {
 fn table(family: IpFamily) -> ForwardingTable {
     let network =
         ipnet::IpNet::new(address(family, PODS, 0), if family == IpFamily::V4 { 16 } else { 32 });
-    ForwardingTable::new(family, &[network.unwrap()])
+    let detect_local = DetectLocal::Networks(vec![network.unwrap()]);
+    ForwardingTable::new(family, &Surroundings { detect_local, ..Surroundings::default() })
 }
 
 fn apply(table: &mut ForwardingTable, edit: &Edit) -> BTreeSet<Arc<ServicePortName>> {
     let family = table.family();
     let port = |(protocol, number, vips, targets): &Port| {
-        let frontend = |vip: &u8| Frontend {
-            address: address(family, VIPS, *vip),
-            protocol: *protocol,
-            port: *number,
-        };
         let target = |host: &u8| Target {
             address: address(family, PODS, *host),
             port: 8080 + u16::from(host % 2),
             place: if host.is_multiple_of(3) { Place::Here } else { Place::Elsewhere },
         };
-        let internal = match targets {
-            None => Handling::Drop,
-            Some(targets) if targets.is_empty() => Handling::Reject,
-            Some(targets) => Handling::Forward(targets.iter().map(target).collect()),
+        let (targets, internal_policy) = match targets {
+            None => (vec![target(&9)], TrafficPolicy::Local),
+            Some(targets) => (targets.iter().map(target).collect(), TrafficPolicy::Cluster),
         };
         let name = ServicePortName {
             namespace: "ns".into(),
@@ -80,7 +76,14 @@ fn apply(table: &mut ForwardingTable, edit: &Edit) -> BTreeSet<Arc<ServicePortNa
             port: number.to_string(),
             protocol: *protocol,
         };
-        (name, ServicePort { frontends: vips.iter().map(frontend).collect(), internal })
+        let port = ServicePort {
+            port: *number,
+            cluster_ips: vips.iter().map(|vip| address(family, VIPS, *vip)).collect(),
+            internal_policy,
+            cluster: targets,
+            ..ServicePort::default()
+        };
+        (name, port)
     };
     let key = ObjectKey::new("ns", format!("s{}", edit.service));
     table.replace(&key, edit.ports.iter().map(port).collect())
@@ -95,7 +98,7 @@ fn packets(family: IpFamily) -> Vec<Packet> {
         sources.iter().flat_map(|s| destinations.iter().map(move |d| (s, d)))
     {
         for (protocol, port) in [(Protocol::Tcp, 80), (Protocol::Udp, 81), (Protocol::Tcp, 8081)] {
-            for origin in [Origin::Node, Origin::Network] {
+            for origin in [Origin::Node, Origin::Network("eth0".into())] {
                 packets.push(Packet {
                     source: address(family, source.0, source.1),
                     destination: address(family, destination.0, destination.1),

@@ -1,8 +1,7 @@
 //! Follows the first packet of a connection through a program, trying every random draw.
 
-use super::model::{Chain, ChainName, Field, Hook, Key, Program, SetName, Statement, Value};
-use crate::service::Frontend;
-use crate::table::{Origin, Outcome, Packet};
+use super::model::{Chain, ChainName, Field, Hook, Key, Program, SetName, Statement, Value, Vip};
+use crate::packet::{Origin, Outcome, Packet};
 
 /// One way a packet can go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,8 +17,14 @@ pub fn trace(program: &Program, packet: &Packet) -> Vec<Path> {
     let mut paths = Vec::new();
     let mut draws = Draws::default();
     loop {
-        let mut walk =
-            Walk { program, packet: *packet, mark: 0, remembered: None, forwarded: false, draws };
+        let mut walk = Walk {
+            program,
+            packet: packet.clone(),
+            mark: 0,
+            remembered: None,
+            forwarded: false,
+            draws,
+        };
         let outcome = walk.run();
         let one_in = walk.draws.made.iter().map(|draw| u64::from(draw.below)).product();
         paths.push(Path { outcome, one_in });
@@ -82,7 +87,7 @@ impl Walk<'_> {
     fn run(&mut self) -> Outcome {
         let before_routing = match self.packet.origin {
             Origin::Node => [Hook::Output].as_slice(),
-            Origin::Network => &[Hook::Prerouting, Hook::Forward],
+            Origin::Network(_) => &[Hook::Prerouting, Hook::Forward],
         };
         for hook in before_routing {
             match self.hook(*hook) {
@@ -203,9 +208,9 @@ impl Walk<'_> {
         }
     }
 
-    fn frontend(&self) -> Frontend {
+    fn frontend(&self) -> Vip {
         let Packet { destination: address, protocol, port, .. } = self.packet;
-        Frontend { address, protocol, port }
+        Vip { address, protocol, port }
     }
 
     fn find(&self, fields: &[Field], set: SetName) -> Option<&Value> {

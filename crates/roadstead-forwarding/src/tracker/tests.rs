@@ -6,11 +6,14 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{ServicePort as ApiPort, ServiceSpec};
+use k8s_openapi::api::core::v1::{
+    LoadBalancerIngress, LoadBalancerStatus, ServicePort as ApiPort, ServiceSpec, ServiceStatus,
+};
 use k8s_openapi::api::discovery::v1::{EndpointConditions, EndpointPort};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::*;
+use crate::service::{Frontend, Handling, Host};
 
 fn metadata(name: &str, labels: &[(&str, &str)]) -> ObjectMeta {
     let labels: BTreeMap<_, _> =
@@ -32,11 +35,36 @@ fn port(text: &str) -> (String, String, i32) {
 fn service(name: &str, text: &str) -> Service {
     let mut labels = Vec::new();
     let mut spec = ServiceSpec::default();
+    let mut ingress = Vec::new();
     for word in text.split(',') {
         match word {
             "local" => spec.internal_traffic_policy = Some("Local".into()),
             "external-name" => spec.type_ = Some("ExternalName".into()),
+            "external-local" => spec.external_traffic_policy = Some("Local".into()),
+            "sticky" => spec.session_affinity = Some("ClientIP".into()),
             "other-proxy" => labels.push((PROXY_NAME_LABEL, "other")),
+            _ if word.starts_with("ext:") => {
+                spec.external_ips.get_or_insert_default().push(word[4..].into());
+            }
+            _ if word.starts_with("np:") => {
+                let ports = spec.ports.as_mut().unwrap();
+                ports.last_mut().unwrap().node_port = word[3..].parse().ok();
+            }
+            _ if word.starts_with("check:") => {
+                spec.health_check_node_port = word[6..].parse().ok();
+            }
+            _ if word.starts_with("from:") => {
+                let range = word[5..].replace('_', " ");
+                spec.load_balancer_source_ranges.get_or_insert_default().push(range);
+            }
+            _ if word.starts_with("lb:") => {
+                let (address, mode) = word[3..].split_once('!').unwrap_or((&word[3..], "VIP"));
+                ingress.push(LoadBalancerIngress {
+                    ip: Some(address.into()),
+                    ip_mode: Some(mode.into()),
+                    ..LoadBalancerIngress::default()
+                });
+            }
             _ if word.contains('/') => {
                 let (name, protocol, port) = port(word);
                 spec.ports.get_or_insert_default().push(ApiPort {
@@ -49,7 +77,11 @@ fn service(name: &str, text: &str) -> Service {
             _ => spec.cluster_ips.get_or_insert_default().push(word.into()),
         }
     }
-    Service { metadata: metadata(name, &labels), spec: Some(spec), ..Service::default() }
+    let status = ServiceStatus {
+        load_balancer: Some(LoadBalancerStatus { ingress: Some(ingress) }),
+        ..ServiceStatus::default()
+    };
+    Service { metadata: metadata(name, &labels), spec: Some(spec), status: Some(status) }
 }
 
 fn slice(service: &str, name: &str, text: &str) -> EndpointSlice {
@@ -116,9 +148,12 @@ fn carried(tracker: &Tracker, family: IpFamily) -> String {
     let mut words = Vec::new();
     for key in tracker.services.keys() {
         for (name, port) in tracker.service_ports(key, family) {
-            let frontends = port.frontends.iter().map(|f| format!("{}:{}", f.address, f.port));
-            let frontends = frontends.collect::<Vec<_>>().join("+");
-            let targets = match port.internal {
+            let word = |(frontend, _): (Frontend, _)| match frontend.host {
+                Host::Address(address) => format!("{address}:{}", frontend.port),
+                Host::Node => format!("node:{}", frontend.port),
+            };
+            let frontends = port.frontends(name.protocol).map(word).collect::<Vec<_>>().join("+");
+            let targets = match port.handling(port.internal_policy) {
                 Handling::Forward(targets) => {
                     let words = targets.iter().map(|t| t.socket().to_string());
                     words.collect::<Vec<_>>().join(",")
@@ -229,6 +264,44 @@ fn stories() {
         story.split_whitespace().for_each(|word| tell(&mut tracker, word));
         assert_eq!(carried(&tracker, IpFamily::V4), want, "{name}");
     }
+}
+
+#[test]
+fn external_frontends_and_policies() {
+    let slices = "w/a=p/tcp/80,10.0.0.1=ready@n1,10.0.0.2=ready@n2";
+    let cases = [
+        ("node port", "np:30080", "10.9.0.1:80+node:30080"),
+        ("absurd node port", "np:70000", "10.9.0.1:80"),
+        ("external address", "ext:6.6.6.6,ext:nonsense", "10.9.0.1:80+6.6.6.6:80"),
+        ("the other family's", "ext:fd00::6,lb:fd00::5", "10.9.0.1:80"),
+        ("load balancer", "lb:5.5.5.5", "10.9.0.1:80+5.5.5.5:80"),
+        ("behind a load balancer's own proxy", "lb:5.5.5.5!Proxy", "10.9.0.1:80"),
+    ];
+    for (name, flags, want) in cases {
+        let mut tracker = Tracker::new(node());
+        tell(&mut tracker, &format!("w=10.9.0.1,p/tcp/80,{flags}"));
+        tell(&mut tracker, slices);
+        let got = carried(&tracker, IpFamily::V4);
+        assert!(got.starts_with(&format!("w:p/tcp {want}>")), "{name}: {got}");
+    }
+    let flags = "np:30080,external-local,sticky,check:32000,from:1.0.0.0/8,from:_2.0.0.0/8_";
+    let mut tracker = Tracker::new(node());
+    tell(&mut tracker, &format!("w=10.9.0.1,p/tcp/80,{flags},from:nonsense,from:fd00::/8"));
+    tell(&mut tracker, slices);
+    let key = ObjectKey::new("ns", "w");
+    let (_, port) = tracker.service_ports(&key, IpFamily::V4).remove(0);
+    assert_eq!((port.cluster.len(), port.local.len()), (2, 1));
+    assert_eq!(port.affinity, Some(Duration::from_secs(10_800)));
+    assert_eq!(port.source_ranges.len(), 2);
+    assert_eq!(tracker.health_check(&key), Some(HealthCheck { port: 32000, local_endpoints: 1 }));
+    tracker.take_dirty();
+    tracker.observe_node(NodeView { name: "n3".into(), zone: None });
+    assert_eq!(tracker.take_dirty().len(), 1);
+    assert!(tracker.service_ports(&key, IpFamily::V4)[0].1.local.is_empty(), "another node");
+    tell(&mut tracker, "w=10.9.0.1,p/tcp/80,from:1.0.0.0/8,from:0.0.0.0/0,check:32000");
+    let ports = tracker.service_ports(&key, IpFamily::V4);
+    assert!(ports[0].1.source_ranges.is_empty(), "everybody is allowed");
+    assert_eq!(tracker.health_check(&key), None, "only under policy Local");
 }
 
 #[test]

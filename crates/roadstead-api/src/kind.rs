@@ -53,6 +53,10 @@ pub struct Info {
     pub deprecated: &'static str,
     /// Whether an object is a question, answered at once and never stored.
     pub review: bool,
+    /// The group under which objects are kept; its own unless the kind is a view of another.
+    pub stored_group: &'static str,
+    /// The version in which objects are kept.
+    pub stored_version: &'static str,
 }
 
 impl Info {
@@ -81,6 +85,8 @@ impl Info {
             delete_returns_object: false,
             deprecated: "",
             review: false,
+            stored_group: group,
+            stored_version: version,
         }
     }
 
@@ -111,18 +117,40 @@ impl Info {
 
     /// `v1` or `apps/v1`.
     pub fn api_version(&self) -> String {
-        match self.group {
-            "" => self.version.to_owned(),
-            group => format!("{group}/{}", self.version),
+        joined(self.group, self.version)
+    }
+
+    /// The `apiVersion` of objects in the store.
+    pub fn stored_api_version(&self) -> String {
+        joined(self.stored_group, self.stored_version)
+    }
+
+    /// Whether objects are kept in another form than the one in which they are served.
+    pub fn is_view(&self) -> bool {
+        (self.group, self.version) != (self.stored_group, self.stored_version)
+    }
+
+    /// Where the store keeps objects: `services` or `deployments.apps`.
+    pub fn bucket(&self) -> String {
+        match self.stored_group {
+            "" => self.plural.to_owned(),
+            group => format!("{}.{group}", self.plural),
         }
     }
 
-    /// `services` or `deployments.apps`: how errors name the resource, and the store its bucket.
+    /// `services` or `deployments.apps`: how errors name the resource.
     pub fn resource(&self) -> String {
         match self.group {
             "" => self.plural.to_owned(),
             group => format!("{}.{group}", self.plural),
         }
+    }
+}
+
+fn joined(group: &str, version: &str) -> String {
+    match group {
+        "" => version.to_owned(),
+        group => format!("{group}/{version}"),
     }
 }
 
@@ -180,18 +208,25 @@ pub trait Kind: Send + Sync {
         Vec::new()
     }
 
+    /// Turns an object from the form in which it is kept into the one in which it is served; only
+    /// views differ in more than the `apiVersion`, which is not for this function to change.
+    fn show(&self, _object: &mut Value) {}
+
+    /// The opposite of [`Kind::show`].
+    fn store(&self, _object: &mut Value) {}
+
     /// The columns of `kubectl get`.
     fn columns(&self) -> &[Column] {
         NAME_AND_AGE
     }
 
-    /// One row: a cell for each column.
+    /// One row: a cell for each column. The object has the form in which it is kept.
     fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
         vec![name_cell(object), age_cell(object, now)]
     }
 
     /// Which fields, besides name and namespace, a field selector may ask for: the label and the
-    /// JSON pointer to its value.
+    /// JSON pointer to its value in the form in which objects are kept.
     fn selectable(&self) -> &'static [(&'static str, &'static str)] {
         &[]
     }

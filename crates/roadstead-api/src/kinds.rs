@@ -2,6 +2,8 @@
 
 use crate::kind::Kind;
 
+mod autoscaler;
+mod cells;
 mod config_map;
 mod custom_resource_definition;
 mod deployment;
@@ -20,6 +22,7 @@ mod secret;
 mod service;
 mod service_account;
 mod stored;
+mod workloads;
 
 /// Every kind we serve, in the order of discovery: the core group first.
 pub fn all() -> Vec<&'static dyn Kind> {
@@ -39,7 +42,11 @@ pub fn all() -> Vec<&'static dyn Kind> {
         &endpoint_slice::EndpointSlice,
         &ip_address::IpAddress,
         &custom_resource_definition::CustomResourceDefinition,
+        &event::NewEvent,
+        &autoscaler::Autoscaler,
+        &autoscaler::OldAutoscaler,
     ];
+    all.extend(workloads::ALL.iter().map(|kind| kind as &dyn Kind));
     all.extend(stored::ALL.iter().map(|kind| kind as &dyn Kind));
     all.extend(review::ALL.iter().map(|kind| kind as &dyn Kind));
     all

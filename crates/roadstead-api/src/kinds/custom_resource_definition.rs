@@ -52,11 +52,9 @@ impl Kind for CustomResourceDefinition {
             json!({"type": kind, "status": "True", "reason": reason, "message": message,
                 "lastTransitionTime": now})
         };
-        let versions = object.list("/spec/versions").iter();
-        let stored = versions.filter(|v| v.flag("/storage")).map(|v| v["name"].clone());
         object["status"] = json!({
             "acceptedNames": object["spec"]["names"],
-            "storedVersions": stored.collect::<Vec<_>>(),
+            "storedVersions": [storage(object)],
             "conditions": [
                 condition("NamesAccepted", "NoConflicts", "no conflicts found"),
                 condition("Established", "InitialNamesAccepted", "the initial names have been accepted"),
@@ -64,8 +62,40 @@ impl Kind for CustomResourceDefinition {
         });
     }
 
+    fn prepare_update(&self, _: &Value, new: &mut Value) {
+        let names = new["spec"]["names"].clone();
+        let storage = storage(new);
+        let status = child(new, "status");
+        status["acceptedNames"] = names;
+        let mut stored = status.list("/storedVersions").to_vec();
+        if !storage.is_null() && !stored.contains(&storage) {
+            stored.push(storage);
+            status["storedVersions"] = stored.into();
+        }
+    }
+
+    fn warnings(&self, object: &Value) -> Vec<String> {
+        let mut warnings = Vec::new();
+        if object.text("/spec/conversion/strategy") == "Webhook" {
+            warnings.push(
+                "spec.conversion.strategy: conversion webhooks are not called by this server"
+                    .to_owned(),
+            );
+        }
+        for (index, version) in object.list("/spec/versions").iter().enumerate() {
+            if has_rules(&version["schema"]) {
+                warnings.push(format!(
+                    "spec.versions[{index}].schema.openAPIV3Schema: x-kubernetes-validations rules \
+                     are kept but not enforced by this server"
+                ));
+            }
+        }
+        warnings
+    }
+
     fn validate(&self, object: &Value, old: Option<&Value>, causes: &mut Causes) {
         let spec = &object["spec"];
+        validate_versions(object, causes);
         let (group, plural) = (spec.text("/group"), spec.text("/names/plural"));
         if object.text("/metadata/name") != format!("{plural}.{group}") {
             let detail = "must be spec.names.plural+\".\"+spec.group";
@@ -118,5 +148,113 @@ impl Kind for CustomResourceDefinition {
 
     fn cells(&self, object: &Value, _: Timestamp) -> Vec<Value> {
         vec![name_cell(object), object["metadata"]["creationTimestamp"].clone()]
+    }
+}
+
+/// The name of the version in which objects are written.
+fn storage(definition: &Value) -> Value {
+    let mut versions = definition.list("/spec/versions").iter();
+    versions.find(|version| version.flag("/storage")).map_or(Value::Null, |v| v["name"].clone())
+}
+
+fn validate_versions(object: &Value, causes: &mut Causes) {
+    let spec = &object["spec"];
+    let versions = spec.list("/versions");
+    let names: Vec<_> = versions.iter().map(|version| version.text("/name")).collect();
+    for (index, name) in names.iter().enumerate() {
+        for wrong in names::label(name) {
+            causes.invalid(format!("spec.versions[{index}].name"), &json!(name), wrong);
+        }
+        if names[..index].contains(name) {
+            causes.duplicate(format!("spec.versions[{index}].name"), &json!(name));
+        }
+    }
+    // A webhook would have to translate between versions; with one there is nothing to translate.
+    let served = versions.iter().filter(|version| version.flag("/served")).count();
+    match spec.text("/conversion/strategy") {
+        "None" => {}
+        "Webhook" if served <= 1 => {}
+        _ => {
+            let strategy = &spec["conversion"]["strategy"];
+            causes.unsupported("spec.conversion.strategy", strategy, &["None"]);
+        }
+    }
+    let stored = object.list("/status/storedVersions");
+    for (index, version) in stored.iter().enumerate() {
+        if !names.iter().any(|name| version == name) {
+            let field = format!("status.storedVersions[{index}]");
+            causes.invalid(field, version, "must appear in spec.versions");
+        }
+    }
+    let storage = storage(object);
+    if !stored.is_empty() && !stored.contains(&storage) {
+        let detail = format!("must have the storage version {}", storage.as_str().unwrap_or(""));
+        causes.invalid("status.storedVersions", &json!(stored), detail);
+    }
+}
+
+/// Whether a schema has rules in CEL anywhere.
+fn has_rules(schema: &Value) -> bool {
+    match schema {
+        Value::Object(fields) => {
+            fields.get("x-kubernetes-validations").is_some_and(Value::is_array)
+                || fields.values().any(has_rules)
+        }
+        Value::Array(items) => items.iter().any(has_rules),
+        _ => false,
+    }
+}
+
+#[test]
+fn versions_come_and_go() {
+    let definition = |versions: &str, status: &[&str]| {
+        // `v1*` is stored, `v1-` is not served.
+        let versions = versions.split(' ').map(|word| {
+            let name = word.trim_end_matches(['*', '-']);
+            json!({"name": name, "served": !word.ends_with('-'), "storage": word.ends_with('*'),
+                "schema": {"openAPIV3Schema": {"type": "object"}}})
+        });
+        json!({"metadata": {"name": "things.example.com"}, "status": {"storedVersions": status},
+            "spec": {"group": "example.com", "scope": "Namespaced",
+                "names": {"plural": "things", "singular": "thing", "kind": "Thing"},
+                "conversion": {"strategy": "None"}, "versions": versions.collect::<Vec<_>>()}})
+    };
+    let wrong = |object: &Value| {
+        let mut causes = Causes::default();
+        CustomResourceDefinition.validate(object, None, &mut causes);
+        causes.0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+    };
+    let cases = [
+        ("one", definition("v1*", &["v1"]), ""),
+        ("two", definition("v1* v1beta1", &["v1beta1", "v1"]), ""),
+        ("twice", definition("v1* v1", &["v1"]), "spec.versions[1].name: Duplicate value: \"v1\""),
+        (
+            "dropped while objects may be in it",
+            definition("v1*", &["v1beta1", "v1"]),
+            "status.storedVersions[0]: Invalid value: \"v1beta1\": must appear in spec.versions",
+        ),
+        (
+            "forgotten",
+            definition("v1* v1beta1", &["v1beta1"]),
+            "status.storedVersions: Invalid value: [\"v1beta1\"]: must have the storage version v1",
+        ),
+    ];
+    for (name, object, want) in cases {
+        assert_eq!(wrong(&object), want, "{name}");
+    }
+    let mut new = definition("v1beta1 v1*", &["v1beta1"]);
+    CustomResourceDefinition.prepare_update(&Value::Null, &mut new);
+    assert_eq!(new["status"]["storedVersions"], json!(["v1beta1", "v1"]));
+    for (versions, want) in [
+        (
+            "v1* v2",
+            "spec.conversion.strategy: Unsupported value: \"Webhook\": supported values: \"None\"",
+        ),
+        ("v1* v2-", ""),
+    ] {
+        let mut object = definition(versions, &["v1"]);
+        object["spec"]["conversion"]["strategy"] = "Webhook".into();
+        assert_eq!(wrong(&object), want);
+        assert_eq!(CustomResourceDefinition.warnings(&object).len(), 1);
     }
 }

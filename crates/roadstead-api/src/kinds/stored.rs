@@ -6,18 +6,22 @@ use serde_json::{Value, json};
 
 use crate::invalid::Causes;
 use crate::kind::{Column, Info, Kind, NAME_AND_AGE, age_cell, labels_cell, name_cell, or_none};
-use crate::kinds::{deployment, pod_spec};
-use crate::look::{Look, child};
+use crate::kinds::{cells, deployment, pod_spec};
+use crate::look::{Look, child, default_to};
 
 /// How a cell comes out of an object.
 #[derive(Clone, Copy, Debug)]
-enum Cell {
+pub(super) enum Cell {
     Name,
     Age,
     /// The text there.
     Text(&'static str),
+    /// The text there, nothing if absent.
+    Plain(&'static str),
     /// The number there, 0 if absent.
     Int(&'static str),
+    /// How many elements the list there has.
+    Count(&'static str),
     /// The flag there.
     Flag(&'static str),
     /// The texts there, joined.
@@ -26,15 +30,23 @@ enum Cell {
     Labels(&'static str),
     /// `1/3`: two numbers.
     Ratio(&'static str, &'static str),
+    /// What a function makes of the object.
+    Made(fn(&Value) -> String),
+    /// What a function makes of the object at this moment.
+    Timed(fn(&Value, Timestamp) -> String),
 }
 
 /// A kind that is only kept.
 pub struct Stored {
-    info: Info,
-    columns: &'static [Column],
-    cells: &'static [Cell],
-    /// Whether there is a pod template in `spec.template`.
-    template: bool,
+    pub(super) info: Info,
+    pub(super) columns: &'static [Column],
+    pub(super) cells: &'static [Cell],
+    /// Where the pod template is; empty if there is none.
+    pub(super) template: &'static str,
+    /// What is filled in.
+    pub(super) default: fn(&mut Value),
+    /// What the server sets when an object is created.
+    pub(super) create: fn(&mut Value),
 }
 
 impl Kind for Stored {
@@ -43,13 +55,18 @@ impl Kind for Stored {
     }
 
     fn default(&self, object: &mut Value) {
-        if self.template {
-            pod_spec::default(child(child(child(object, "spec"), "template"), "spec"));
+        (self.default)(object);
+        if let Some(template) = object.pointer_mut(self.template).filter(|t| t.is_object()) {
+            pod_spec::default(child(template, "spec"));
         }
     }
 
+    fn prepare_create(&self, object: &mut Value) {
+        (self.create)(object);
+    }
+
     fn validate(&self, object: &Value, old: Option<&Value>, causes: &mut Causes) {
-        if self.template && self.info.group == "apps" {
+        if !self.template.is_empty() && self.info.group == "apps" {
             deployment::validate_workload(object, old, causes);
         }
     }
@@ -69,7 +86,9 @@ impl Cell {
             Self::Name => name_cell(object),
             Self::Age => age_cell(object, now),
             Self::Text(pointer) => or_none(object.text(pointer)),
+            Self::Plain(pointer) => json!(object.text(pointer)),
             Self::Int(pointer) => json!(object.int(pointer)),
+            Self::Count(pointer) => json!(object.list(pointer).len()),
             Self::Flag(pointer) => json!(object.flag(pointer).to_string()),
             Self::Join(pointer) => {
                 let texts = object.list(pointer).iter().filter_map(Value::as_str);
@@ -79,19 +98,25 @@ impl Cell {
             Self::Ratio(part, whole) => {
                 json!(format!("{}/{}", object.int(part), object.int(whole)))
             }
+            Self::Made(make) => json!(make(object)),
+            Self::Timed(make) => json!(make(object, now)),
         }
     }
 }
 
 const fn stored(info: Info) -> Stored {
-    Stored { info, columns: NAME_AND_AGE, cells: &[Cell::Name, Cell::Age], template: false }
+    shown(info, NAME_AND_AGE, &[Cell::Name, Cell::Age])
 }
 
-const fn shown(info: Info, columns: &'static [Column], cells: &'static [Cell]) -> Stored {
-    Stored { info, columns, cells, template: false }
+pub(super) const fn shown(
+    info: Info,
+    columns: &'static [Column],
+    cells: &'static [Cell],
+) -> Stored {
+    Stored { info, columns, cells, template: "", default: |_| {}, create: |_| {} }
 }
 
-const fn namespaced(
+pub(super) const fn namespaced(
     group: &'static str,
     kind: &'static str,
     plural: &'static str,
@@ -109,134 +134,123 @@ const fn cluster(
     Info { namespaced: false, ..Info::new(group, "v1", kind, plural, singular) }
 }
 
-const NAME: Column = Column::text("Name");
-const AGE: Column = Column::text("Age");
+pub(super) const NAME: Column = Column::text("Name");
+pub(super) const AGE: Column = Column::text("Age");
 const NETWORKING: &str = "networking.k8s.io";
 const STORAGE: &str = "storage.k8s.io";
 const RBAC: &str = "rbac.authorization.k8s.io";
 
+const CREATED_AT: &[Column] = &[NAME, Column::text("Created At")];
+const CREATED_CELLS: &[Cell] = &[Cell::Name, Cell::Plain("/metadata/creationTimestamp")];
+const BINDING: &[Column] = &[
+    NAME,
+    Column::text("Role"),
+    AGE,
+    Column::wide("Users"),
+    Column::wide("Groups"),
+    Column::wide("ServiceAccounts"),
+];
+const BINDING_CELLS: &[Cell] = &[
+    Cell::Name,
+    Cell::Made(|binding| {
+        format!("{}/{}", binding.text("/roleRef/kind"), binding.text("/roleRef/name"))
+    }),
+    Cell::Age,
+    Cell::Made(|binding| cells::subjects(binding, "User")),
+    Cell::Made(|binding| cells::subjects(binding, "Group")),
+    Cell::Made(|binding| cells::subjects(binding, "ServiceAccount")),
+];
+
 /// All of them.
-pub static ALL: [Stored; 30] = [
+pub static ALL: [Stored; 24] = [
     stored(namespaced("", "LimitRange", "limitranges", "limitrange").short(&["limits"])),
     stored(namespaced("", "PodTemplate", "podtemplates", "podtemplate")),
-    stored(
+    shown(
         namespaced("", "ResourceQuota", "resourcequotas", "resourcequota")
             .short(&["quota"])
             .with_status(),
-    ),
-    shown(
-        cluster("", "PersistentVolume", "persistentvolumes", "persistentvolume")
-            .short(&["pv"])
-            .with_status(),
-        &[
-            NAME,
-            Column::text("Capacity"),
-            Column::text("Access Modes"),
-            Column::text("Reclaim Policy"),
-            Column::text("Status"),
-            Column::text("Claim"),
-            Column::text("StorageClass"),
-            AGE,
-        ],
+        &[NAME, Column::text("Request"), Column::text("Limit"), AGE],
         &[
             Cell::Name,
-            Cell::Text("/spec/capacity/storage"),
-            Cell::Join("/spec/accessModes"),
-            Cell::Text("/spec/persistentVolumeReclaimPolicy"),
-            Cell::Text("/status/phase"),
-            Cell::Text("/spec/claimRef/name"),
-            Cell::Text("/spec/storageClassName"),
+            Cell::Made(|quota| cells::quota(quota, false)),
+            Cell::Made(|quota| cells::quota(quota, true)),
             Cell::Age,
         ],
     ),
-    shown(
-        namespaced("", "PersistentVolumeClaim", "persistentvolumeclaims", "persistentvolumeclaim")
+    Stored {
+        default: |volume| {
+            let spec = child(volume, "spec");
+            default_to(spec, "persistentVolumeReclaimPolicy", "Retain");
+            default_to(spec, "volumeMode", "Filesystem");
+        },
+        create: |volume| volume["status"] = json!({"phase": "Pending"}),
+        ..shown(
+            cluster("", "PersistentVolume", "persistentvolumes", "persistentvolume")
+                .short(&["pv"])
+                .with_status(),
+            &[
+                NAME,
+                Column::text("Capacity"),
+                Column::text("Access Modes"),
+                Column::text("Reclaim Policy"),
+                Column::text("Status"),
+                Column::text("Claim"),
+                Column::text("StorageClass"),
+                Column::text("VolumeAttributesClass"),
+                Column::text("Reason"),
+                AGE,
+                Column::wide("VolumeMode"),
+            ],
+            &[
+                Cell::Name,
+                Cell::Plain("/spec/capacity/storage"),
+                Cell::Made(|volume| cells::access_modes(volume, "/spec/accessModes")),
+                Cell::Plain("/spec/persistentVolumeReclaimPolicy"),
+                Cell::Plain("/status/phase"),
+                Cell::Made(cells::claim),
+                Cell::Plain("/spec/storageClassName"),
+                Cell::Made(|volume| cells::or_unset(volume, "/spec/volumeAttributesClassName")),
+                Cell::Plain("/status/reason"),
+                Cell::Age,
+                Cell::Plain("/spec/volumeMode"),
+            ],
+        )
+    },
+    Stored {
+        default: |claim| default_to(child(claim, "spec"), "volumeMode", "Filesystem"),
+        create: |claim| claim["status"] = json!({"phase": "Pending"}),
+        ..shown(
+            namespaced(
+                "",
+                "PersistentVolumeClaim",
+                "persistentvolumeclaims",
+                "persistentvolumeclaim",
+            )
             .short(&["pvc"])
             .with_status(),
-        &[
-            NAME,
-            Column::text("Status"),
-            Column::text("Volume"),
-            Column::text("Capacity"),
-            Column::text("Access Modes"),
-            Column::text("StorageClass"),
-            AGE,
-        ],
-        &[
-            Cell::Name,
-            Cell::Text("/status/phase"),
-            Cell::Text("/spec/volumeName"),
-            Cell::Text("/status/capacity/storage"),
-            Cell::Join("/spec/accessModes"),
-            Cell::Text("/spec/storageClassName"),
-            Cell::Age,
-        ],
-    ),
-    Stored {
-        info: namespaced(
-            "",
-            "ReplicationController",
-            "replicationcontrollers",
-            "replicationcontroller",
+            &[
+                NAME,
+                Column::text("Status"),
+                Column::text("Volume"),
+                Column::text("Capacity"),
+                Column::text("Access Modes"),
+                Column::text("StorageClass"),
+                Column::text("VolumeAttributesClass"),
+                AGE,
+                Column::wide("VolumeMode"),
+            ],
+            &[
+                Cell::Name,
+                Cell::Made(cells::claim_phase),
+                Cell::Plain("/spec/volumeName"),
+                Cell::Plain("/status/capacity/storage"),
+                Cell::Made(|claim| cells::access_modes(claim, "/status/accessModes")),
+                Cell::Plain("/spec/storageClassName"),
+                Cell::Made(|claim| cells::or_unset(claim, "/spec/volumeAttributesClassName")),
+                Cell::Age,
+                Cell::Plain("/spec/volumeMode"),
+            ],
         )
-        .short(&["rc"])
-        .with_status()
-        .with_scale()
-        .in_all(),
-        columns: &[
-            NAME,
-            Column::int("Desired"),
-            Column::int("Current"),
-            Column::int("Ready"),
-            AGE,
-            Column::wide("Selector"),
-        ],
-        cells: &[
-            Cell::Name,
-            Cell::Int("/spec/replicas"),
-            Cell::Int("/status/replicas"),
-            Cell::Int("/status/readyReplicas"),
-            Cell::Age,
-            Cell::Labels("/spec/selector"),
-        ],
-        template: true,
-    },
-    Stored {
-        info: namespaced("apps", "StatefulSet", "statefulsets", "statefulset")
-            .short(&["sts"])
-            .with_status()
-            .with_scale()
-            .in_all(),
-        columns: &[NAME, Column::text("Ready"), AGE],
-        cells: &[Cell::Name, Cell::Ratio("/status/readyReplicas", "/spec/replicas"), Cell::Age],
-        template: true,
-    },
-    Stored {
-        info: namespaced("apps", "DaemonSet", "daemonsets", "daemonset")
-            .short(&["ds"])
-            .with_status()
-            .in_all(),
-        columns: &[
-            NAME,
-            Column::int("Desired"),
-            Column::int("Current"),
-            Column::int("Ready"),
-            Column::int("Up-to-date"),
-            Column::int("Available"),
-            Column::text("Node Selector"),
-            AGE,
-        ],
-        cells: &[
-            Cell::Name,
-            Cell::Int("/status/desiredNumberScheduled"),
-            Cell::Int("/status/currentNumberScheduled"),
-            Cell::Int("/status/numberReady"),
-            Cell::Int("/status/updatedNumberScheduled"),
-            Cell::Int("/status/numberAvailable"),
-            Cell::Labels("/spec/template/spec/nodeSelector"),
-            Cell::Age,
-        ],
-        template: true,
     },
     shown(
         namespaced("apps", "ControllerRevision", "controllerrevisions", "controllerrevision"),
@@ -250,13 +264,27 @@ pub static ALL: [Stored; 30] = [
     ),
     shown(
         namespaced(NETWORKING, "Ingress", "ingresses", "ingress").short(&["ing"]).with_status(),
-        &[NAME, Column::text("Class"), AGE],
-        &[Cell::Name, Cell::Text("/spec/ingressClassName"), Cell::Age],
+        &[
+            NAME,
+            Column::text("Class"),
+            Column::text("Hosts"),
+            Column::text("Address"),
+            Column::text("Ports"),
+            AGE,
+        ],
+        &[
+            Cell::Name,
+            Cell::Text("/spec/ingressClassName"),
+            Cell::Made(cells::hosts),
+            Cell::Made(cells::addresses),
+            Cell::Made(|ingress| if ingress.has("/spec/tls") { "80, 443" } else { "80" }.into()),
+            Cell::Age,
+        ],
     ),
     shown(
         cluster(NETWORKING, "IngressClass", "ingressclasses", "ingressclass"),
-        &[NAME, Column::text("Controller"), AGE],
-        &[Cell::Name, Cell::Text("/spec/controller"), Cell::Age],
+        &[NAME, Column::text("Controller"), Column::text("Parameters"), AGE],
+        &[Cell::Name, Cell::Plain("/spec/controller"), Cell::Made(cells::parameters), Cell::Age],
     ),
     shown(
         namespaced(NETWORKING, "NetworkPolicy", "networkpolicies", "networkpolicy")
@@ -264,104 +292,90 @@ pub static ALL: [Stored; 30] = [
         &[NAME, Column::text("Pod-Selector"), AGE],
         &[Cell::Name, Cell::Labels("/spec/podSelector/matchLabels"), Cell::Age],
     ),
-    stored(namespaced(RBAC, "Role", "roles", "role").with_path_names()),
+    shown(namespaced(RBAC, "Role", "roles", "role").with_path_names(), CREATED_AT, CREATED_CELLS),
     shown(
         namespaced(RBAC, "RoleBinding", "rolebindings", "rolebinding").with_path_names(),
-        &[NAME, Column::text("Role"), AGE],
-        &[Cell::Name, Cell::Text("/roleRef/name"), Cell::Age],
+        BINDING,
+        BINDING_CELLS,
     ),
-    stored(cluster(RBAC, "ClusterRole", "clusterroles", "clusterrole").with_path_names()),
+    shown(
+        cluster(RBAC, "ClusterRole", "clusterroles", "clusterrole").with_path_names(),
+        CREATED_AT,
+        CREATED_CELLS,
+    ),
     shown(
         cluster(RBAC, "ClusterRoleBinding", "clusterrolebindings", "clusterrolebinding")
             .with_path_names(),
-        &[NAME, Column::text("Role"), AGE],
-        &[Cell::Name, Cell::Text("/roleRef/name"), Cell::Age],
-    ),
-    Stored {
-        info: namespaced("batch", "Job", "jobs", "job").with_status().in_all(),
-        columns: &[NAME, Column::text("Completions"), AGE],
-        cells: &[Cell::Name, Cell::Ratio("/status/succeeded", "/spec/completions"), Cell::Age],
-        template: true,
-    },
-    shown(
-        namespaced("batch", "CronJob", "cronjobs", "cronjob").short(&["cj"]).with_status().in_all(),
-        &[
-            NAME,
-            Column::text("Schedule"),
-            Column::text("Timezone"),
-            Column::text("Suspend"),
-            Column::text("Last Schedule"),
-            AGE,
-        ],
-        &[
-            Cell::Name,
-            Cell::Text("/spec/schedule"),
-            Cell::Text("/spec/timeZone"),
-            Cell::Flag("/spec/suspend"),
-            Cell::Text("/status/lastScheduleTime"),
-            Cell::Age,
-        ],
+        BINDING,
+        BINDING_CELLS,
     ),
     shown(
         namespaced("policy", "PodDisruptionBudget", "poddisruptionbudgets", "poddisruptionbudget")
             .short(&["pdb"])
             .with_status(),
-        &[NAME, Column::int("Allowed Disruptions"), AGE],
-        &[Cell::Name, Cell::Int("/status/disruptionsAllowed"), Cell::Age],
-    ),
-    shown(
-        Info {
-            version: "v2",
-            ..namespaced(
-                "autoscaling",
-                "HorizontalPodAutoscaler",
-                "horizontalpodautoscalers",
-                "horizontalpodautoscaler",
-            )
-        }
-        .short(&["hpa"])
-        .with_status()
-        .in_all(),
         &[
             NAME,
-            Column::text("Reference"),
-            Column::int("MinPods"),
-            Column::int("MaxPods"),
-            Column::int("Replicas"),
+            Column::text("Min Available"),
+            Column::text("Max Unavailable"),
+            Column::int("Allowed Disruptions"),
             AGE,
         ],
         &[
             Cell::Name,
-            Cell::Text("/spec/scaleTargetRef/name"),
-            Cell::Int("/spec/minReplicas"),
-            Cell::Int("/spec/maxReplicas"),
-            Cell::Int("/status/currentReplicas"),
+            Cell::Made(|budget| cells::amount(budget, "/spec/minAvailable")),
+            Cell::Made(|budget| cells::amount(budget, "/spec/maxUnavailable")),
+            Cell::Int("/status/disruptionsAllowed"),
             Cell::Age,
         ],
     ),
-    shown(
-        cluster("scheduling.k8s.io", "PriorityClass", "priorityclasses", "priorityclass")
-            .short(&["pc"]),
-        &[NAME, Column::int("Value"), Column::text("Global-Default"), AGE],
-        &[Cell::Name, Cell::Int("/value"), Cell::Flag("/globalDefault"), Cell::Age],
-    ),
-    shown(
-        cluster(STORAGE, "StorageClass", "storageclasses", "storageclass").short(&["sc"]),
-        &[
-            NAME,
-            Column::text("Provisioner"),
-            Column::text("ReclaimPolicy"),
-            Column::text("VolumeBindingMode"),
-            AGE,
-        ],
-        &[
-            Cell::Name,
-            Cell::Text("/provisioner"),
-            Cell::Text("/reclaimPolicy"),
-            Cell::Text("/volumeBindingMode"),
-            Cell::Age,
-        ],
-    ),
+    Stored {
+        default: |class| {
+            default_to(class, "preemptionPolicy", "PreemptLowerPriority");
+        },
+        ..shown(
+            cluster("scheduling.k8s.io", "PriorityClass", "priorityclasses", "priorityclass")
+                .short(&["pc"]),
+            &[
+                NAME,
+                Column::int("Value"),
+                Column::text("Global-Default"),
+                AGE,
+                Column::text("PreemptionPolicy"),
+            ],
+            &[
+                Cell::Name,
+                Cell::Int("/value"),
+                Cell::Flag("/globalDefault"),
+                Cell::Age,
+                Cell::Plain("/preemptionPolicy"),
+            ],
+        )
+    },
+    Stored {
+        default: |class| {
+            default_to(class, "reclaimPolicy", "Delete");
+            default_to(class, "volumeBindingMode", "Immediate");
+        },
+        ..shown(
+            cluster(STORAGE, "StorageClass", "storageclasses", "storageclass").short(&["sc"]),
+            &[
+                NAME,
+                Column::text("Provisioner"),
+                Column::text("ReclaimPolicy"),
+                Column::text("VolumeBindingMode"),
+                Column::text("AllowVolumeExpansion"),
+                AGE,
+            ],
+            &[
+                Cell::Made(cells::class_name),
+                Cell::Plain("/provisioner"),
+                Cell::Plain("/reclaimPolicy"),
+                Cell::Plain("/volumeBindingMode"),
+                Cell::Flag("/allowVolumeExpansion"),
+                Cell::Age,
+            ],
+        )
+    },
     stored(cluster(STORAGE, "CSIDriver", "csidrivers", "csidriver")),
     stored(cluster(STORAGE, "CSINode", "csinodes", "csinode")),
     stored(namespaced(STORAGE, "CSIStorageCapacity", "csistoragecapacities", "csistoragecapacity")),

@@ -6,11 +6,16 @@ use roadstead_api::protobuf;
 use roadstead_api::schema::decode;
 use roadstead_api::structural::prune;
 use serde_json::Value;
+use serde_saphyr::DuplicateKeyPolicy;
 
 use crate::api::Api;
 use crate::error::ApiError;
 use crate::registry::{KindRef, Resource};
 use crate::request::Query;
+
+mod document;
+
+pub use document::Document;
 
 /// Larger bodies are refused (upstream's limit).
 pub const LIMIT: usize = 3 * 1024 * 1024;
@@ -20,35 +25,48 @@ const ACCEPTED: &str = "application/json, application/yaml, application/vnd.kube
 
 /// What the client sent, by its media type. No media type means JSON.
 pub fn read(media_type: &str, body: &Bytes) -> Result<Value, ApiError> {
+    document(media_type, body).map(|document| document.value)
+}
+
+/// What the client sent, and what it sent twice.
+pub fn document(media_type: &str, body: &Bytes) -> Result<Document, ApiError> {
     match media_type.split(';').next().unwrap_or("").trim() {
         "" | "application/json" => json(body),
         "application/yaml" => yaml(body),
-        PROTOBUF => protobuf::decode(body).map_err(ApiError::bad_request),
+        PROTOBUF => {
+            let value = protobuf::decode(body).map_err(ApiError::bad_request)?;
+            Ok(Document { value, duplicates: Vec::new() })
+        }
         _ => Err(ApiError::unsupported_media_type(ACCEPTED)),
     }
 }
 
 /// JSON, with the words of upstream when it is none.
-pub fn json(body: &Bytes) -> Result<Value, ApiError> {
+pub fn json(body: &Bytes) -> Result<Document, ApiError> {
     serde_json::from_slice(body).map_err(|error| {
         ApiError::bad_request(format!("couldn't get version/kind; json parse error: {error}"))
     })
 }
 
 /// YAML, which JSON is a part of.
-pub fn yaml(body: &Bytes) -> Result<Value, ApiError> {
+pub fn yaml(body: &Bytes) -> Result<Document, ApiError> {
     let text = std::str::from_utf8(body)
         .map_err(|_| ApiError::bad_request("the body is not valid UTF-8"))?;
-    serde_saphyr::from_str(text).map_err(|error| ApiError::bad_request(format!("yaml: {error}")))
+    // We notice what is given twice ourselves.
+    let options = serde_saphyr::options! { duplicate_keys: DuplicateKeyPolicy::LastWins };
+    serde_saphyr::from_str_with_options(text, options)
+        .map_err(|error| ApiError::bad_request(format!("yaml: {error}")))
 }
 
 /// Checks that `object` is of the kind that the path names, and of the right types, and drops
-/// what the kind does not have. Returns the warnings that go with the answer.
+/// what the kind does not have. Returns the warnings that go with the answer; `duplicates` are the
+/// fields that the client gave twice.
 pub fn decode_as(
     api: &Api,
     resource: &Resource,
     query: &Query,
     object: &mut Value,
+    duplicates: &[String],
 ) -> Result<Vec<String>, ApiError> {
     let info = resource.info();
     let version = info.api_version();
@@ -80,17 +98,19 @@ pub fn decode_as(
         ))
     })?;
     let unknown = unknown.iter().map(|field| format!("unknown field {field:?}"));
+    let twice = duplicates.iter().map(|field| format!("duplicate field {field:?}"));
+    let wrong: Vec<_> = twice.chain(unknown).collect();
     match query.get("fieldValidation") {
         "Ignore" => Ok(Vec::new()),
-        "Strict" if unknown.len() > 0 => {
-            let all = unknown.collect::<Vec<_>>().join(", ");
+        "Strict" if !wrong.is_empty() => {
+            let all = wrong.join(", ");
             let message = format!(
                 "{0} in version {1:?} cannot be handled as a {0}: strict decoding error: {all}",
                 info.kind, info.version
             );
             Err(ApiError::bad_request(message))
         }
-        "" | "Warn" | "Strict" => Ok(unknown.collect()),
+        "" | "Warn" | "Strict" => Ok(wrong),
         other => Err(ApiError::bad_request(format!(
             "fieldValidation: Unsupported value: {other:?}: supported values: \"Ignore\", \
              \"Strict\", \"Warn\""

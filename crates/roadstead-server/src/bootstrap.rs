@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use tracing::warn;
 
 use crate::api::Api;
+use crate::cleanup;
 use crate::error::ApiError;
 use crate::rbac;
 use crate::write::{self, Context, Owner, Part};
@@ -16,6 +17,7 @@ const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-no
 /// Makes the first namespaces and the `kubernetes` Service, and points the Service at this
 /// server. What exists already is left as it is.
 pub async fn run(api: &Api) -> Result<(), ApiError> {
+    cleanup::resume(api).await?;
     for namespace in NAMESPACES {
         ensure(api, "", "v1", "namespaces", "", json!({"metadata": {"name": namespace}})).await?;
     }

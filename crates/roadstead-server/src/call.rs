@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use crate::about::About;
 use crate::api::{Api, User};
+use crate::body::Document;
 use crate::delete::{self, Deleted};
 use crate::error::ApiError;
 use crate::http::{Body, ok, respond, warn};
@@ -20,7 +21,12 @@ use crate::registry::Resource;
 use crate::request::{Query, Target};
 use crate::view::View;
 use crate::write::{Owner, Part, Written};
-use crate::{authorize, body, object, read, reviews, scale, watch, write};
+use crate::{authorize, body, cleanup, custom, object, read, reviews, scale, watch, write};
+
+/// What upstream hands on to nodes and pods.
+const STREAMS: [&str; 6] = ["log", "exec", "attach", "portforward", "proxy", "ephemeralcontainers"];
+/// Everything else below an object.
+const SUBRESOURCES: [&str; 7] = ["", "status", "scale", "binding", "token", "eviction", "finalize"];
 
 /// A request about objects, taken apart.
 pub struct Call<'a> {
@@ -69,8 +75,20 @@ impl Call<'_> {
             ("PATCH", _, "scale") => self.patch_scale().await,
             ("DELETE", "", _) => self.delete_many().await,
             ("DELETE", _, "") => self.delete().await,
+            (_, _, subresource) if STREAMS.contains(&subresource) => Err(self.no_stream()),
+            (_, _, subresource) if !SUBRESOURCES.contains(&subresource) => {
+                Err(ApiError::no_such_path())
+            }
             _ => Err(ApiError::method_not_allowed()),
         }
+    }
+
+    /// Somebody asks for a stream that needs a node, or a way to a pod.
+    fn no_stream(&self) -> ApiError {
+        let Target { plural, subresource, .. } = self.target;
+        ApiError::not_implemented(format!(
+            "{plural}/{subresource} is not served by this API server"
+        ))
     }
 
     fn get(&self) -> Result<Response<Body>, ApiError> {
@@ -113,8 +131,9 @@ impl Call<'_> {
 
     /// Server-side apply: creates the object, or merges what the client wants into it.
     async fn apply(&self, part: Part) -> Result<Response<Body>, ApiError> {
-        let config = body::yaml(&self.body)?;
+        let Document { value: config, duplicates } = body::yaml(&self.body)?;
         let context = write::Context { owner: Owner::Settled, ..self.context()? };
+        let warnings = Mutex::new(Vec::new());
         let apply = |live: Option<&Value>| {
             let mut object = patch::apply(
                 self.api,
@@ -124,26 +143,31 @@ impl Call<'_> {
                 live,
                 config.clone(),
             )?;
-            let warnings = body::decode_as(self.api, self.resource, &self.query, &mut object)?;
+            let found = self.decode(&mut object, &duplicates)?;
             self.check_escalation(&object)?;
-            Ok((object, warnings))
+            *warnings.lock().expect("nobody panics with the warnings") = found;
+            Ok(object)
         };
-        let change = |old: &Value| apply(Some(old)).map(|(object, _)| object);
+        let change = |old: &Value| apply(Some(old));
         let written = match write::update(&context, self.target.name, part, change).await {
             Err(error) if error.reason == "NotFound" && part == Part::Main => {
-                let (object, _) = apply(None)?;
-                write::create(&context, object).await?
+                write::create(&context, apply(None)?).await?
             }
             other => other?,
         };
-        Ok(self.wrote(written, Vec::new()))
+        let warnings = warnings.into_inner().expect("nobody panics with the warnings");
+        Ok(self.wrote(written, warnings))
+    }
+
+    fn decode(&self, object: &mut Value, duplicates: &[String]) -> Result<Vec<String>, ApiError> {
+        body::decode_as(self.api, self.resource, &self.query, object, duplicates)
     }
 
     /// The object in the body, decoded as the kind of the path.
     fn object(&self) -> Result<(Value, Vec<String>), ApiError> {
-        let mut object = body::read(self.media_type, &self.body)?;
-        let warnings = body::decode_as(self.api, self.resource, &self.query, &mut object)?;
-        Ok((object, warnings))
+        let Document { mut value, duplicates } = body::document(self.media_type, &self.body)?;
+        let warnings = self.decode(&mut value, &duplicates)?;
+        Ok((value, warnings))
     }
 
     /// A question: answered, not stored.
@@ -202,11 +226,11 @@ impl Call<'_> {
         if self.media_type.starts_with("application/apply-patch+yaml") {
             return self.apply(part).await;
         }
-        let patch = Patch::read(self.media_type, &self.body)?;
+        let (patch, duplicates) = Patch::read(self.media_type, &self.body)?;
         let warnings = Mutex::new(Vec::new());
         let change = |old: &Value| {
             let mut new = patch.apply(self.api, self.resource, old)?;
-            let found = body::decode_as(self.api, self.resource, &self.query, &mut new)?;
+            let found = self.decode(&mut new, &duplicates)?;
             self.check_escalation(&new)?;
             *warnings.lock().expect("nobody panics with the warnings") = found;
             Ok(new)
@@ -228,7 +252,7 @@ impl Call<'_> {
     }
 
     async fn patch_scale(&self) -> Result<Response<Body>, ApiError> {
-        let patch = Patch::read(self.media_type, &self.body)?;
+        let (patch, _) = Patch::read(self.media_type, &self.body)?;
         self.scale(|old| {
             let mut wanted = scale::scale_of(old);
             wanted["metadata"].as_object_mut().map(|metadata| metadata.remove("resourceVersion"));
@@ -331,13 +355,22 @@ impl Call<'_> {
         let options = self.delete_options()?;
         let Target { namespace, name, .. } = self.target;
         let deleted = delete::delete(self.api, self.resource, namespace, name, &options).await?;
+        self.clean_up(name, &options).await?;
         Ok(match deleted {
-            Deleted::Going(entry) => ok(object::served(&entry)),
+            Deleted::Going(entry) => ok(self.resource.served(&entry)),
             Deleted::Gone(object) if self.resource.info().delete_returns_object => {
                 ok(object.to_string())
             }
             Deleted::Gone(object) => ok(delete::success(self.resource, &object).to_string()),
         })
+    }
+
+    /// The objects of a custom kind go with its definition.
+    async fn clean_up(&self, name: &str, options: &delete::Options) -> Result<(), ApiError> {
+        match self.resource.bucket == custom::DEFINITIONS && !options.dry_run {
+            true => cleanup::objects(self.api, name).await,
+            false => Ok(()),
+        }
     }
 
     async fn delete_many(&self) -> Result<Response<Body>, ApiError> {
@@ -354,6 +387,7 @@ impl Call<'_> {
                 Err(error) if error.reason == "NotFound" => {}
                 result => {
                     result?;
+                    self.clean_up(name, &options).await?;
                 }
             }
         }
@@ -364,10 +398,7 @@ impl Call<'_> {
 
     fn wrote(&self, written: Written, warnings: Vec<String>) -> Response<Body> {
         let code = if written.created { StatusCode::CREATED } else { StatusCode::OK };
-        let body = match self.view {
-            View::Object => write::answer(&written),
-            view => view.one(self.resource, &written.entry, jiff::Timestamp::now()),
-        };
+        let body = self.view.one(self.resource, &written.entry, jiff::Timestamp::now());
         let mut response = respond(code, body);
         for warning in warnings.iter().chain(&written.warnings) {
             warn(&mut response, warning);

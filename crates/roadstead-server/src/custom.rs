@@ -24,6 +24,8 @@ pub struct Custom {
     pub schema: Value,
     /// The schema as it is applied.
     pub structural: Structural,
+    /// Whether the definition is going: nothing new may be made.
+    pub terminating: bool,
 }
 
 /// The kinds of a definition: one for each version that is served.
@@ -49,6 +51,8 @@ impl Custom {
             status: version.has("/subresources/status"),
             scale: version.has("/subresources/scale"),
             generation: true,
+            stored_version: intern(stored_version(definition)),
+            deprecated: deprecation(definition, version),
             ..Info::new(
                 intern(definition.text("/spec/group")),
                 intern(version.text("/name")),
@@ -71,7 +75,29 @@ impl Custom {
         }));
         let schema = version["schema"]["openAPIV3Schema"].clone();
         let structural = Structural::stored(&schema);
-        Self { info, columns, cells, schema, structural }
+        let terminating = definition.has("/metadata/deletionTimestamp");
+        Self { info, columns, cells, schema, structural, terminating }
+    }
+}
+
+/// The version in which objects are written from now on; older ones stay as they are.
+fn stored_version(definition: &Value) -> &str {
+    let mut versions = definition.list("/spec/versions").iter();
+    versions.find(|version| version.flag("/storage")).map_or("", |version| version.text("/name"))
+}
+
+/// What to tell users of a version that its author advises against.
+fn deprecation(definition: &Value, version: &Value) -> &'static str {
+    if !version.flag("/deprecated") {
+        return "";
+    }
+    match version.text("/deprecationWarning") {
+        "" => {
+            let (group, name) = (definition.text("/spec/group"), version.text("/name"));
+            let kind = definition.text("/spec/names/kind");
+            intern(&format!("{group}/{name} {kind} is deprecated"))
+        }
+        words => intern(words),
     }
 }
 

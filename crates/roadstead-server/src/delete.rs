@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use crate::allocate;
 use crate::api::Api;
+use crate::cleanup;
 use crate::custom;
 use crate::error::ApiError;
 use crate::object;
@@ -75,18 +76,23 @@ pub async fn delete(
         let Some(entry) = api.store.get(&key) else {
             return Err(ApiError::not_found(info, name));
         };
-        let mut object = object::value(&entry);
+        let mut object = resource.value(&entry);
         check_preconditions(resource, &object, name, options)?;
         let grace = grace(resource, &object, options);
-        hold(&mut object, options);
+        if let Some(finalizer) = options.finalizer {
+            hold(&mut object, finalizer);
+        }
+        if resource.bucket == custom::DEFINITIONS && !object.has("/metadata/deletionTimestamp") {
+            hold(&mut object, cleanup::FINALIZER);
+        }
         let held = !object.list("/metadata/finalizers").is_empty()
             || !object.list("/spec/finalizers").is_empty();
         let transaction = Transaction::new().expect(key.clone(), Some(entry.revision));
         if !held && grace == 0 {
             let transaction = allocate::release(resource, &object, transaction);
-            let transaction = release_objects(api, resource, &object, transaction)?;
             match commit(api, transaction.delete(key.clone()), options.dry_run).await? {
                 Some(revision) => {
+                    cleanup::after_removal(api, resource).await?;
                     object["metadata"]["resourceVersion"] = revision.to_string().into();
                     return Ok(Deleted::Gone(object));
                 }
@@ -100,27 +106,13 @@ pub async fn delete(
                 revision: entry.revision,
             }));
         }
-        let value = object::encode(&object);
+        let value = resource.encode(&object);
         let commit =
             commit(api, transaction.put(key.clone(), value.clone()), options.dry_run).await?;
         if let Some(revision) = commit {
             return Ok(Deleted::Going(Entry { key, value, revision }));
         }
     }
-}
-
-/// The objects of a custom kind go with its definition.
-fn release_objects(
-    api: &Api,
-    resource: &Resource,
-    definition: &Value,
-    transaction: Transaction,
-) -> Result<Transaction, ApiError> {
-    if resource.bucket != custom::DEFINITIONS {
-        return Ok(transaction);
-    }
-    let objects = api.store.list(definition.text("/metadata/name"), "", None)?;
-    Ok(objects.entries.iter().fold(transaction, |t, entry| t.delete(entry.key.clone())))
 }
 
 /// Removes an object whose last finalizer an update has just removed.
@@ -135,6 +127,7 @@ pub async fn finish(
     let transaction = allocate::release(resource, &object, transaction);
     match commit(api, transaction.delete(entry.key.clone()), dry_run).await? {
         Some(revision) => {
+            cleanup::after_removal(api, resource).await?;
             let value = entry.value.clone();
             let entry = Entry { key: entry.key.clone(), value, revision };
             Ok(Written { entry, created: false, warnings: Vec::new() })
@@ -188,9 +181,8 @@ fn grace(resource: &Resource, object: &Value, options: &Options) -> i64 {
     options.grace.unwrap_or(own).max(0)
 }
 
-/// Makes the object wait for the garbage collector, if the client wants that.
-fn hold(object: &mut Value, options: &Options) {
-    let Some(finalizer) = options.finalizer else { return };
+/// Makes the object wait for somebody.
+fn hold(object: &mut Value, finalizer: &str) {
     let held = object["metadata"]["finalizers"].as_array().cloned().unwrap_or_default();
     if !held.iter().any(|name| name == finalizer) {
         let all: Vec<_> = held.into_iter().chain([finalizer.into()]).collect();
@@ -210,6 +202,11 @@ fn mark(resource: &Resource, object: &mut Value, grace: i64) -> bool {
     object["metadata"]["deletionGracePeriodSeconds"] = grace.into();
     if resource.bucket == "namespaces" {
         object["status"]["phase"] = "Terminating".into();
+    }
+    if resource.bucket == custom::DEFINITIONS && !marked {
+        let mut conditions = object.list("/status/conditions").to_vec();
+        conditions.push(cleanup::terminating());
+        object["status"]["conditions"] = conditions.into();
     }
     if resource.info().generation {
         object["metadata"]["generation"] = (object.int("/metadata/generation") + 1).into();

@@ -1,5 +1,7 @@
 //! Discovery: which groups, versions and resources there are, in both forms that clients ask for.
 
+use std::cmp::Reverse;
+
 use roadstead_api::kind::Info;
 use serde_json::{Value, json};
 
@@ -40,27 +42,92 @@ pub fn core_versions() -> Value {
 /// `/apis`, unaggregated.
 pub fn groups(registry: &Registry) -> Value {
     let groups = named_groups(registry);
-    let groups: Vec<_> =
-        groups.iter().map(|&(group, version)| group_value(group, version)).collect();
+    let groups: Vec<_> = groups.iter().map(|(group, all)| group_value(group, all)).collect();
     json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups})
 }
 
 /// `/apis/GROUP`.
 pub fn group(registry: &Registry, name: &str) -> Option<Value> {
-    let (group, version) = named_groups(registry).into_iter().find(|(group, _)| *group == name)?;
-    let mut value = group_value(group, version);
+    let (group, versions) = named_groups(registry).into_iter().find(|(group, _)| *group == name)?;
+    let mut value = group_value(group, &versions);
     value["kind"] = "APIGroup".into();
     value["apiVersion"] = "v1".into();
     Some(value)
 }
 
-fn group_value(group: &str, version: &str) -> Value {
-    let version = json!({"groupVersion": format!("{group}/{version}"), "version": version});
-    json!({"name": group, "versions": [version], "preferredVersion": version})
+fn group_value(group: &str, versions: &[&str]) -> Value {
+    let versions = versions
+        .iter()
+        .map(|version| json!({"groupVersion": format!("{group}/{version}"), "version": version}));
+    let versions: Vec<_> = versions.collect();
+    json!({"name": group, "preferredVersion": versions[0], "versions": versions})
 }
 
-fn named_groups(registry: &Registry) -> Vec<(&str, &str)> {
-    registry.groups().into_iter().filter(|(group, _)| !group.is_empty()).collect()
+fn named_groups(registry: &Registry) -> Vec<(&str, Vec<&str>)> {
+    by_group(registry).into_iter().filter(|(group, _)| !group.is_empty()).collect()
+}
+
+/// All groups, each with its versions, the preferred one first.
+fn by_group(registry: &Registry) -> Vec<(&str, Vec<&str>)> {
+    let mut all: Vec<(&str, Vec<&str>)> = Vec::new();
+    for (group, version) in registry.groups() {
+        match all.iter_mut().find(|(known, _)| *known == group) {
+            Some((_, versions)) => versions.push(version),
+            None => all.push((group, vec![version])),
+        }
+    }
+    for (_, versions) in &mut all {
+        versions.sort_by_key(|version| priority(version));
+    }
+    all
+}
+
+/// Released versions come before betas, betas before alphas, higher numbers first, and whatever
+/// else there is last: the order that upstream gives the versions of custom kinds.
+pub fn priority(version: &str) -> (u8, Reverse<u64>, Reverse<u64>, String) {
+    let last = (3, Reverse(0), Reverse(0), version.to_owned());
+    let Some(rest) = version.strip_prefix('v') else { return last };
+    let (class, major, minor) = match (rest.split_once("beta"), rest.split_once("alpha")) {
+        (Some((major, minor)), _) => (1, major, minor),
+        (_, Some((major, minor))) => (2, major, minor),
+        _ => (0, rest, "0"),
+    };
+    match (major.parse(), minor.parse()) {
+        (Ok(major), Ok(minor)) => (class, Reverse(major), Reverse(minor), String::new()),
+        _ => last,
+    }
+}
+
+/// `/`: what there is to ask for.
+pub fn paths(registry: &Registry) -> Value {
+    let mut paths: Vec<String> = [
+        "/.well-known/openid-configuration",
+        "/api",
+        "/api/v1",
+        "/apis",
+        "/healthz",
+        "/healthz/etcd",
+        "/healthz/ping",
+        "/livez",
+        "/livez/etcd",
+        "/livez/ping",
+        "/metrics",
+        "/openapi/v2",
+        "/openapi/v3",
+        "/openid/v1/jwks",
+        "/readyz",
+        "/readyz/etcd",
+        "/readyz/ping",
+        "/version",
+    ]
+    .map(str::to_owned)
+    .into();
+    for (group, versions) in named_groups(registry) {
+        paths.push(format!("/apis/{group}"));
+        paths.extend(versions.iter().map(|version| format!("/apis/{group}/{version}")));
+    }
+    paths.sort();
+    json!({"paths": paths})
 }
 
 /// `/api/v1` and `/apis/GROUP/VERSION`, unaggregated.
@@ -91,11 +158,14 @@ pub fn resources(registry: &Registry, group: &str, version: &str) -> Option<Valu
 
 /// `/api` or `/apis`, aggregated.
 pub fn aggregated(registry: &Registry, core: bool) -> Value {
-    let groups = registry.groups().into_iter().filter(|(group, _)| group.is_empty() == core);
-    let items = groups.map(|(group, version)| {
-        let resources: Vec<_> = infos(registry, group, version).map(aggregated_resource).collect();
-        let versions =
-            json!([{"version": version, "resources": resources, "freshness": "Current"}]);
+    let groups = by_group(registry).into_iter().filter(|(group, _)| group.is_empty() == core);
+    let items = groups.map(|(group, versions)| {
+        let versions = versions.into_iter().map(|version| {
+            let resources = infos(registry, group, version).map(aggregated_resource);
+            let resources: Vec<_> = resources.collect();
+            json!({"version": version, "resources": resources, "freshness": "Current"})
+        });
+        let versions: Vec<_> = versions.collect();
         match group {
             "" => json!({"metadata": {"creationTimestamp": null}, "versions": versions}),
             group => json!({"metadata": {"name": group, "creationTimestamp": null},
@@ -177,4 +247,14 @@ fn infos<'a>(
 ) -> impl Iterator<Item = &'a Info> + 'a {
     let infos = registry.iter().map(|resource| resource.info());
     infos.filter(move |info| info.group == group && info.version == version)
+}
+
+#[test]
+fn versions_by_priority() {
+    let mut versions = ["foo", "v1alpha1", "v11beta2", "v10", "v2", "v1beta1", "v1", "v11alpha2"];
+    versions.sort_by_key(|version| priority(version));
+    assert_eq!(
+        versions,
+        ["v10", "v2", "v1", "v11beta2", "v1beta1", "v11alpha2", "v1alpha1", "foo"]
+    );
 }

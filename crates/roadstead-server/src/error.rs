@@ -17,11 +17,13 @@ pub struct ApiError {
     pub message: String,
     /// `status.details`, if there is more to say.
     pub details: Option<Value>,
+    /// Where the client may go on with its list; empty if nowhere.
+    pub next: String,
 }
 
 impl ApiError {
     fn new(code: StatusCode, reason: &'static str, message: impl Into<String>) -> Self {
-        Self { code, reason, message: message.into(), details: None }
+        Self { code, reason, message: message.into(), details: None, next: String::new() }
     }
 
     fn about(mut self, info: &Info, name: &str) -> Self {
@@ -167,6 +169,17 @@ impl ApiError {
         Self::new(StatusCode::GONE, "Expired", message)
     }
 
+    /// The state of the first page is gone: the client may begin anew, or take what there is now.
+    pub fn inconsistent(next: String) -> Self {
+        let message = "The provided continue parameter is too old to display a consistent list \
+            result. You can start a new list without the continue parameter, or use the continue \
+            token in this response to retrieve the remainder of the results. Continuing with the \
+            provided token results in an inconsistent list - objects that were created, modified, \
+            or deleted between the time the first chunk was returned and now may show up in the \
+            list.";
+        Self { next, ..Self::expired(message) }
+    }
+
     /// The client asks for a state that nobody has written yet.
     pub fn too_large_version(asked: u64, newest: u64) -> Self {
         let message = format!("Too large resource version: {asked}, current: {newest}");
@@ -182,6 +195,17 @@ impl ApiError {
         let mut error = Self::new(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message);
         error.details = Some(json!({"retryAfterSeconds": seconds}));
         error
+    }
+
+    /// Upstream has this, we do not (yet).
+    pub fn not_implemented(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_IMPLEMENTED, "NotImplemented", message)
+    }
+
+    /// The definition of a custom kind is going: nothing new may be made of it.
+    pub fn definition_terminating() -> Self {
+        let message = "create not allowed while custom resource definition is terminating";
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed", message)
     }
 
     /// Something went wrong that is not the client's fault.
@@ -203,6 +227,9 @@ impl ApiError {
         });
         if let Some(details) = &self.details {
             status["details"] = details.clone();
+        }
+        if !self.next.is_empty() {
+            status["metadata"]["continue"] = self.next.clone().into();
         }
         status
     }

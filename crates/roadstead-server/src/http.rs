@@ -11,13 +11,13 @@ use http::header::{
     ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderValue, RETRY_AFTER, USER_AGENT, WARNING,
 };
 use http::request::Parts;
-use http::{Method, Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode, Uri};
 use http_body::Frame;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use jiff::Timestamp;
 use roadstead_patch::apply::managers::name_from_user_agent;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::about::About;
 use crate::api::{Api, User};
@@ -27,7 +27,7 @@ use crate::error::ApiError;
 use crate::registry::{Registry, Resource};
 use crate::request::{Query, Target};
 use crate::view::View;
-use crate::{authorize, body, compress, discovery, openapi, tokens};
+use crate::{authorize, body, compress, discovery, health, openapi, tokens};
 
 /// The body of every answer.
 pub type Body = UnsyncBoxBody<Bytes, Infallible>;
@@ -103,7 +103,7 @@ async fn answer(
     let header = |name| parts.headers.get(name).and_then(|v: &HeaderValue| v.to_str().ok());
     let accept = header(ACCEPT).unwrap_or("");
     let registry = api.registry();
-    if let Some(response) = fixed(api, &registry, path, accept) {
+    if let Some(response) = fixed(api, &registry, &parts.uri, accept) {
         authorize::path(api, user, &parts.method, path)?;
         return Ok(response);
     }
@@ -143,7 +143,8 @@ async fn answer(
 }
 
 /// Answers that do not depend on objects.
-fn fixed(api: &Api, registry: &Registry, path: &str, accept: &str) -> Option<Response<Body>> {
+fn fixed(api: &Api, registry: &Registry, uri: &Uri, accept: &str) -> Option<Response<Body>> {
+    let path = uri.path();
     let json = |value: Value| Some(respond(StatusCode::OK, value.to_string()));
     let aggregated = |core| {
         let value = discovery::aggregated(registry, core).to_string();
@@ -154,9 +155,10 @@ fn fixed(api: &Api, registry: &Registry, path: &str, accept: &str) -> Option<Res
     };
     let parts: Vec<_> = path.trim_matches('/').split('/').collect();
     match parts[..] {
-        [""] => json(json!({"paths": ["/api", "/apis", "/healthz", "/livez", "/openapi/v3",
-            "/readyz", "/version"]})),
-        ["healthz" | "livez" | "readyz", ..] => Some(text("ok")),
+        [""] => json(discovery::paths(registry)),
+        [endpoint @ ("healthz" | "livez" | "readyz"), ref check @ ..] => {
+            health::answer(api, endpoint, check, uri.query())
+        }
         ["metrics"] => Some(text(api.metrics.text(api))),
         ["version"] => json(discovery::version()),
         ["openid", "v1", "jwks"] => json(api.tokens.key_set()),

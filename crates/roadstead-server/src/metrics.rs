@@ -11,6 +11,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
+use roadstead_api::kind::Info;
+
 use crate::about::About;
 use crate::api::Api;
 
@@ -139,7 +141,8 @@ impl Metrics {
         out.push_str("# TYPE apiserver_storage_objects gauge\n");
         let (mut bytes, mut lines) = (0, String::new());
         let registry = api.registry();
-        for resource in registry.iter().filter(|resource| !resource.info().review) {
+        let counted = |info: &Info| !info.review && !info.is_view();
+        for resource in registry.iter().filter(|resource| counted(resource.info())) {
             let Ok(snapshot) = api.store.list(&resource.bucket, "", None) else { continue };
             bytes += snapshot.entries.iter().map(|entry| entry.value.len()).sum::<usize>();
             let count = snapshot.entries.len();

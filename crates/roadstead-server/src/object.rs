@@ -33,6 +33,11 @@ pub fn encode(object: &Value) -> Bytes {
     bytes.freeze()
 }
 
+/// How the bytes of objects of an `apiVersion` begin.
+pub fn head(api_version: &str) -> String {
+    format!("{{\"apiVersion\":\"{api_version}\",")
+}
+
 /// Appends the object with its revision.
 pub fn splice(out: &mut BytesMut, value: &[u8], revision: Revision) {
     let at = find(value, METADATA).expect("stored objects have metadata") + METADATA.len();
@@ -42,13 +47,6 @@ pub fn splice(out: &mut BytesMut, value: &[u8], revision: Revision) {
         out.put_u8(b',');
     }
     out.put_slice(&value[at..]);
-}
-
-/// The object as clients see it.
-pub fn served(entry: &Entry) -> Bytes {
-    let mut out = BytesMut::with_capacity(entry.value.len() + 40);
-    splice(&mut out, &entry.value, entry.revision);
-    out.freeze()
 }
 
 /// The object as a value, with its revision.
@@ -74,6 +72,7 @@ fn what_is_stored_comes_back_with_its_revision() {
         "metadata": {"name": "a", "resourceVersion": "3"}});
     let bytes = encode(&object);
     assert!(bytes.starts_with(br#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a"}"#));
+    assert!(bytes.starts_with(head("v1").as_bytes()) && !bytes.starts_with(head("v2").as_bytes()));
     let mut out = BytesMut::new();
     splice(&mut out, &bytes, Revision(7));
     let mut want = object.clone();

@@ -2,6 +2,7 @@
 //! version, and one of v2 for kubectl before 1.27.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Mutex, PoisonError};
 
 use bytes::Bytes;
@@ -27,9 +28,8 @@ impl Documents {
     pub fn index(&self, registry: &Registry) -> Value {
         let paths = registry.groups().into_iter().map(|(group, version)| {
             let path = path_of(group, version);
-            // Clients cache by this hash, and the documents only change with the program.
-            let hash = env!("CARGO_PKG_VERSION");
-            let url = format!("/openapi/v3/{path}?hash={hash}");
+            let hash = hash(registry, group, version);
+            let url = format!("/openapi/v3/{path}?hash={hash:016X}");
             (path, json!({"serverRelativeURL": url}))
         });
         json!({"paths": paths.collect::<BTreeMap<_, _>>()})
@@ -56,6 +56,21 @@ impl Documents {
         let make = || make(registry, group, version).to_string().into();
         Some(documents.entry(path.to_owned()).or_insert_with(make).clone())
     }
+}
+
+/// Clients cache by this hash: documents change with the program, and with definitions.
+fn hash(registry: &Registry, group: &str, version: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    env!("CARGO_PKG_VERSION").hash(&mut hasher);
+    for resource in registry.iter() {
+        let info = resource.info();
+        if let KindRef::Custom(custom) = &resource.kind
+            && (info.group, info.version) == (group, version)
+        {
+            (info.kind, info.plural, custom.schema.to_string()).hash(&mut hasher);
+        }
+    }
+    hasher.finish()
 }
 
 fn path_of(group: &str, version: &str) -> String {

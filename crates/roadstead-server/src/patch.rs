@@ -9,7 +9,7 @@ use roadstead_patch::{PatchError, strategic};
 use serde_json::{Value, json};
 
 use crate::api::Api;
-use crate::body;
+use crate::body::{self, Document};
 use crate::error::ApiError;
 use crate::registry::Resource;
 use crate::request::{Query, Target};
@@ -99,14 +99,17 @@ pub enum Patch {
 
 impl Patch {
     /// Reads a patch by its media type.
-    pub fn read(media_type: &str, bytes: &Bytes) -> Result<Self, ApiError> {
+    ///
+    /// Returns with it the fields that it names twice.
+    pub fn read(media_type: &str, bytes: &Bytes) -> Result<(Self, Vec<String>), ApiError> {
         let make = match media_type.split(';').next().unwrap_or("").trim() {
             "application/json-patch+json" => Self::Json,
             "application/merge-patch+json" => Self::Merge,
             "application/strategic-merge-patch+json" => Self::Strategic,
             _ => return Err(ApiError::unsupported_media_type(ACCEPTED)),
         };
-        body::json(bytes).map(make)
+        let Document { value, duplicates } = body::json(bytes)?;
+        Ok((make(value), duplicates))
     }
 
     /// The object with the change.

@@ -41,23 +41,25 @@ pub fn entry(api: &Api, resource: &Resource, target: &Target<'_>) -> Result<Arc<
 struct Continue {
     #[serde(rename = "v")]
     version: String,
+    /// -1: whatever is newest, because the state of the first page is gone.
     #[serde(rename = "rv")]
-    revision: u64,
+    revision: i64,
     start: String,
 }
+
+const NEWEST: i64 = -1;
 
 impl Continue {
     fn read(text: &str) -> Result<Self, ApiError> {
         let bytes = URL_SAFE_NO_PAD.decode(text).ok();
         let token: Option<Self> = bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok());
         token
-            .filter(|token| token.version == "meta.k8s.io/v1")
+            .filter(|token| token.version == "meta.k8s.io/v1" && token.revision >= NEWEST)
             .ok_or_else(|| ApiError::bad_request("continue key is not valid"))
     }
 
-    fn write(revision: Revision, start: &str) -> String {
-        let token =
-            Self { version: "meta.k8s.io/v1".into(), revision: revision.0, start: start.into() };
+    fn write(revision: i64, start: &str) -> String {
+        let token = Self { version: "meta.k8s.io/v1".into(), revision, start: start.into() };
         URL_SAFE_NO_PAD.encode(serde_json::to_vec(&token).expect("a token can be written"))
     }
 }
@@ -77,19 +79,19 @@ pub fn list(
         text => Some(Continue::read(text)?),
     };
     let at = match &token {
-        Some(token) => Some(Revision(token.revision)),
+        Some(token) => u64::try_from(token.revision).ok().map(Revision),
         None => snapshot_revision(api, query)?,
     };
-    let snapshot =
-        api.store.list(&resource.bucket, filter.prefix(), at).map_err(|error| match error {
-            StoreError::Compacted { .. } if token.is_some() => ApiError::expired(
-                "The provided continue parameter is too old to display a consistent list result.",
-            ),
-            StoreError::Compacted { .. } => {
-                ApiError::expired("The resourceVersion for the provided list is too old.")
-            }
-            other => other.into(),
-        })?;
+    let snapshot = api.store.list(&resource.bucket, filter.prefix(), at);
+    let snapshot = snapshot.map_err(|error| match (error, &token) {
+        (StoreError::Compacted { .. }, Some(token)) => {
+            ApiError::inconsistent(Continue::write(NEWEST, &token.start))
+        }
+        (StoreError::Compacted { .. }, None) => {
+            ApiError::expired("The resourceVersion for the provided list is too old.")
+        }
+        (other, _) => other.into(),
+    })?;
     let start = token.map(|token| token.start).unwrap_or_default();
     let mut entries = snapshot.entries;
     entries.retain(|entry| {
@@ -103,7 +105,8 @@ pub fn list(
         }
         entries.truncate(limit);
         let last = entries.last().expect("a page has at least one entry");
-        next = Continue::write(snapshot.revision, &last.key.path);
+        let revision = i64::try_from(snapshot.revision.0).unwrap_or(NEWEST);
+        next = Continue::write(revision, &last.key.path);
     }
     let listed = Listed { entries: &entries, revision: snapshot.revision, next, remaining };
     Ok(view.many(resource, &listed, Timestamp::now()))
@@ -171,6 +174,6 @@ pub fn watch(
         0 => Duration::from_secs(30 * 60 + after.0 % 1800),
         seconds => Duration::from_secs(seconds),
     };
-    let kind = resource.kind.clone();
-    Ok(Watch { kind, view, filter, bookmarks, timeout, initial, feed })
+    let resource = resource.clone();
+    Ok(Watch { resource, view, filter, bookmarks, timeout, initial, feed })
 }

@@ -1,17 +1,21 @@
 //! Which kinds are served, and under which paths.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use bytes::{Bytes, BytesMut};
 use roadstead_api::kind::{Info, Kind};
 use roadstead_api::kinds;
 use roadstead_api::schema::{Schema, TypeId};
-use roadstead_store::entry::Key;
+use roadstead_store::entry::{Entry, Key};
 use roadstead_store::feed::Feed;
 use roadstead_store::store::Store;
+use serde_json::Value;
 
 use crate::custom::{self, Custom};
+use crate::object;
 use crate::openapi::Documents;
 
 /// A kind that is built in, or that a user has defined.
@@ -35,6 +39,7 @@ impl Deref for KindRef {
 }
 
 /// A kind together with what the server derives from it.
+#[derive(Clone)]
 pub struct Resource {
     /// What objects of this kind mean.
     pub kind: KindRef,
@@ -42,12 +47,69 @@ pub struct Resource {
     pub type_id: Option<TypeId>,
     /// Where the store keeps them.
     pub bucket: String,
+    /// How the stored bytes of an object begin that need no conversion to be served.
+    head: String,
 }
 
 impl Resource {
+    fn new(kind: KindRef, type_id: Option<TypeId>) -> Self {
+        let bucket = kind.info().bucket();
+        let head = object::head(&kind.info().api_version());
+        Self { kind, type_id, bucket, head }
+    }
+
     /// Names, scope and shape.
     pub fn info(&self) -> &Info {
         self.kind.info()
+    }
+
+    /// Whether stored bytes are served in another form.
+    pub fn converts(&self, bytes: &[u8]) -> bool {
+        !bytes.starts_with(self.head.as_bytes())
+    }
+
+    /// Stored bytes in the form in which this kind is served.
+    pub fn shown<'a>(&self, bytes: &'a [u8]) -> Cow<'a, [u8]> {
+        if !self.converts(bytes) {
+            return Cow::Borrowed(bytes);
+        }
+        let mut object: Value = serde_json::from_slice(bytes).expect("stored objects are JSON");
+        self.show(&mut object);
+        Cow::Owned(object::encode(&object).into())
+    }
+
+    /// The object as clients of this kind see it, with its revision.
+    pub fn served(&self, entry: &Entry) -> Bytes {
+        let shown = self.shown(&entry.value);
+        let mut out = BytesMut::with_capacity(shown.len() + 40);
+        object::splice(&mut out, &shown, entry.revision);
+        out.freeze()
+    }
+
+    /// The object as a value in the form in which this kind is served, with its revision.
+    pub fn value(&self, entry: &Entry) -> Value {
+        let mut object = object::value(entry);
+        if self.converts(&entry.value) {
+            self.show(&mut object);
+        }
+        object
+    }
+
+    fn show(&self, object: &mut Value) {
+        self.kind.show(object);
+        object["apiVersion"] = self.info().api_version().into();
+    }
+
+    /// The bytes to store for an object in the form in which this kind is served.
+    pub fn encode(&self, object: &Value) -> Bytes {
+        let info = self.info();
+        if !info.is_view() {
+            return object::encode(object);
+        }
+        let mut stored = object.clone();
+        self.kind.store(&mut stored);
+        stored["apiVersion"] = info.stored_api_version().into();
+        object::encode(&stored)
     }
 
     /// Where the store keeps one object; the namespace is empty for cluster-scoped kinds.
@@ -79,12 +141,9 @@ impl Registry {
             let info = kind.info();
             let type_id = schema.of_kind(info.group, info.version, info.kind);
             assert!(type_id.is_some(), "{} is not in the schema", info.kind);
-            Resource { kind: KindRef::BuiltIn(kind), type_id, bucket: info.resource() }
+            Resource::new(KindRef::BuiltIn(kind), type_id)
         });
-        let customs = customs.into_iter().map(|kind| {
-            let bucket = kind.info().resource();
-            Resource { kind: KindRef::Custom(kind), type_id: None, bucket }
-        });
+        let customs = customs.into_iter().map(|kind| Resource::new(KindRef::Custom(kind), None));
         let resources: Vec<_> = built_in.chain(customs).collect();
         let paths = resources.iter().enumerate().map(|(index, resource)| {
             let info = resource.info();

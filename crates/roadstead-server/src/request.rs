@@ -59,11 +59,15 @@ impl Query {
     /// Takes a query apart. Of a repeated parameter the first value counts.
     pub fn parse(text: Option<&str>) -> Self {
         let mut values = HashMap::new();
-        for pair in text.unwrap_or("").split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            values.entry(unescape(name)).or_insert_with(|| unescape(value));
+        for (name, value) in pairs(text) {
+            values.entry(name).or_insert(value);
         }
         Self(values)
+    }
+
+    /// Whether a parameter is there, with or without a value.
+    pub fn has(&self, name: &str) -> bool {
+        self.0.contains_key(name)
     }
 
     /// The value of a parameter, or "".
@@ -106,6 +110,19 @@ impl Query {
     pub fn fields(&self) -> Result<Vec<FieldCondition>, ApiError> {
         parse_fields(self.get("fieldSelector")).map_err(ApiError::bad_request)
     }
+}
+
+/// All values of a parameter that may be repeated.
+pub fn repeated(text: Option<&str>, name: &str) -> Vec<String> {
+    pairs(text).filter(|(own, _)| own == name).map(|(_, value)| value).collect()
+}
+
+fn pairs(text: Option<&str>) -> impl Iterator<Item = (String, String)> {
+    let pairs = text.unwrap_or("").split('&').filter(|pair| !pair.is_empty());
+    pairs.map(|pair| {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        (unescape(name), unescape(value))
+    })
 }
 
 fn unescape(text: &str) -> String {

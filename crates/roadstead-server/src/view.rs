@@ -63,12 +63,11 @@ impl View {
     /// One object as the answer to a request about it.
     pub fn one(self, resource: &Resource, entry: &Entry, now: Timestamp) -> Bytes {
         match self {
-            Self::Object => object::served(entry),
-            Self::Metadata => metadata(&object::value(entry)).to_string().into(),
+            Self::Object => resource.served(entry),
+            Self::Metadata => metadata(&resource.value(entry)).to_string().into(),
             Self::Table(include) => {
-                let object = object::value(entry);
                 let version = entry.revision;
-                let rows = vec![row(&*resource.kind, object, include, now)];
+                let rows = vec![row(resource, entry, include, now)];
                 table(&*resource.kind, rows, json!({"resourceVersion": version.to_string()})).into()
             }
         }
@@ -79,12 +78,11 @@ impl View {
         let info = resource.info();
         match self {
             Self::Table(include) => {
-                let objects = list.entries.iter().map(|entry| object::value(entry));
-                let rows = objects.map(|object| row(&*resource.kind, object, include, now));
+                let rows = list.entries.iter().map(|entry| row(resource, entry, include, now));
                 table(&*resource.kind, rows.collect(), list.metadata()).into()
             }
             Self::Metadata => {
-                let objects = list.entries.iter().map(|entry| metadata(&object::value(entry)));
+                let objects = list.entries.iter().map(|entry| metadata(&resource.value(entry)));
                 let items: Vec<_> = objects.collect();
                 json!({"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1",
                     "metadata": list.metadata(), "items": items})
@@ -105,7 +103,7 @@ impl View {
                     if index > 0 {
                         out.put_u8(b',');
                     }
-                    object::splice(&mut out, &entry.value, entry.revision);
+                    object::splice(&mut out, &resource.shown(&entry.value), entry.revision);
                 }
                 out.put_slice(b"]}");
                 out.freeze()
@@ -114,25 +112,15 @@ impl View {
     }
 
     /// One object inside a watch event. Only the first event of a table carries its columns.
-    pub fn watched(
-        self,
-        kind: &dyn Kind,
-        bytes: &[u8],
-        revision: Revision,
-        first: bool,
-        now: Timestamp,
-    ) -> Bytes {
+    pub fn watched(self, resource: &Resource, entry: &Entry, first: bool, now: Timestamp) -> Bytes {
         match self {
-            Self::Object => {
-                let mut out = BytesMut::with_capacity(bytes.len() + 40);
-                object::splice(&mut out, bytes, revision);
-                out.freeze()
-            }
-            Self::Metadata => metadata(&object::value_at(bytes, revision)).to_string().into(),
+            Self::Object => resource.served(entry),
+            Self::Metadata => metadata(&resource.value(entry)).to_string().into(),
             Self::Table(include) => {
-                let rows = vec![row(kind, object::value_at(bytes, revision), include, now)];
+                let rows = vec![row(resource, entry, include, now)];
+                let version = entry.revision.to_string();
                 let mut table =
-                    table_value(kind, rows, json!({"resourceVersion": revision.to_string()}));
+                    table_value(&*resource.kind, rows, json!({"resourceVersion": version}));
                 if !first {
                     table["columnDefinitions"] = json!([]);
                 }
@@ -181,12 +169,13 @@ fn metadata(object: &Value) -> Value {
         "metadata": object["metadata"]})
 }
 
-fn row(kind: &dyn Kind, object: Value, include: Include, now: Timestamp) -> Value {
-    let cells = kind.cells(&object, now);
+fn row(resource: &Resource, entry: &Entry, include: Include, now: Timestamp) -> Value {
+    let stored = object::value(entry);
+    let cells = resource.kind.cells(&stored, now);
     match include {
         Include::None => json!({"cells": cells}),
-        Include::Metadata => json!({"cells": cells, "object": metadata(&object)}),
-        Include::Object => json!({"cells": cells, "object": object}),
+        Include::Metadata => json!({"cells": cells, "object": metadata(&stored)}),
+        Include::Object => json!({"cells": cells, "object": resource.value(entry)}),
     }
 }
 

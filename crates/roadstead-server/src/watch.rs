@@ -17,7 +17,7 @@ use tokio::time::{self, Instant};
 
 use crate::error::ApiError;
 use crate::filter::Filter;
-use crate::registry::KindRef;
+use crate::registry::Resource;
 use crate::view::View;
 
 /// How often a watcher that asked for bookmarks gets one.
@@ -26,7 +26,7 @@ const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
 /// What a watcher asked for.
 pub struct Watch {
     /// The kind it watches.
-    pub kind: KindRef,
+    pub resource: Resource,
     /// The form in which it wants objects.
     pub view: View,
     /// Which objects it wants.
@@ -86,7 +86,7 @@ impl Watcher {
         let Some(initial) = self.watch.initial.take() else { return };
         for entry in initial.entries {
             if self.watch.filter.matches(&entry.key.path, &entry.value) {
-                self.tell("ADDED", &entry.value, entry.revision);
+                self.tell("ADDED", &entry);
             }
         }
         self.reached = initial.revision;
@@ -160,26 +160,27 @@ impl Watcher {
             (true, false) => "DELETED",
             (false, false) => return,
         };
-        if self.watch.view == View::Object {
-            // The state of a deleted object is its last one, at the revision of the deletion.
+        // The state of a deleted object is its last one, at the revision of the deletion.
+        let entry = if kind == "DELETED" { &event.before } else { &event.after };
+        let entry = entry.as_ref().expect("it matched");
+        if self.watch.view == View::Object && !self.watch.resource.converts(&entry.value) {
             let lines = event.memo(Lines::new);
             self.pending.push_back(lines.of(kind, event));
             return;
         }
-        let entry = if kind == "DELETED" { &event.before } else { &event.after };
-        let value = entry.as_ref().expect("it matched").value.clone();
-        self.tell(kind, &value, event.revision);
+        let (key, value) = (entry.key.clone(), entry.value.clone());
+        self.tell(kind, &Entry { key, value, revision: event.revision });
     }
 
-    fn tell(&mut self, kind: &str, bytes: &[u8], revision: Revision) {
+    fn tell(&mut self, kind: &str, entry: &Entry) {
         let view = self.watch.view;
         let first = std::mem::take(&mut self.first);
-        let object = view.watched(&*self.watch.kind, bytes, revision, first, Timestamp::now());
+        let object = view.watched(&self.watch.resource, entry, first, Timestamp::now());
         self.pending.push_back(line(kind, &object));
     }
 
     fn bookmark(&self, annotations: Option<Value>) -> Bytes {
-        let (kind, version) = self.watch.view.type_meta(&*self.watch.kind);
+        let (kind, version) = self.watch.view.type_meta(&*self.watch.resource.kind);
         let mut metadata = json!({"resourceVersion": self.reached.to_string()});
         if let Some(annotations) = annotations {
             metadata["annotations"] = annotations;

@@ -3,7 +3,6 @@
 //! Every write reads the present state, computes the whole new state from it, and commits under
 //! the condition that nothing changed meanwhile; else it starts again, or tells the client.
 
-use bytes::Bytes;
 use jiff::Timestamp;
 use roadstead_api::invalid::Causes;
 use roadstead_api::look::{Look, child};
@@ -22,6 +21,9 @@ use crate::api::Api;
 use crate::error::ApiError;
 use crate::object;
 use crate::registry::{KindRef, Resource};
+
+/// Not a dry run.
+pub const REALLY: bool = false;
 
 /// How often a write that does not insist on a revision is computed anew.
 const ATTEMPTS: usize = 100;
@@ -97,6 +99,11 @@ pub async fn create(context: &Context<'_>, mut object: Value) -> Result<Written,
     let Context { api, resource, namespace, .. } = *context;
     let info = resource.info();
     place(resource, namespace, &mut object)?;
+    if let KindRef::Custom(custom) = &resource.kind
+        && custom.terminating
+    {
+        return Err(ApiError::definition_terminating());
+    }
     if !object.text("/metadata/resourceVersion").is_empty() {
         let message = "resourceVersion should not be set on objects to be created";
         return Err(ApiError::bad_request(message));
@@ -155,7 +162,7 @@ async fn insert(context: &Context<'_>, object: Value) -> Result<Written, ApiErro
             allocate::complete(api, resource, None, &mut object, transaction, dry_run)?;
         validate(resource, &object, None)?;
         let warnings = resource.kind.warnings(&object);
-        let value = object::encode(&object);
+        let value = resource.encode(&object);
         let commit = commit(api, transaction.put(key.clone(), value.clone()), dry_run).await;
         if let Some(revision) = commit? {
             let entry = Entry { key, value, revision };
@@ -180,7 +187,7 @@ pub async fn update(
         let Some(entry) = api.store.get(&key) else {
             return Err(ApiError::not_found(info, name));
         };
-        let old = object::value(&entry);
+        let old = resource.value(&entry);
         let mut new = change(&old)?;
         check_identity(resource, &old, &mut new, namespace, name)?;
         let expected = new.text("/metadata/resourceVersion");
@@ -204,7 +211,7 @@ pub async fn update(
         }
         // Owners whose fields are the same keep the time at which they took them.
         keep_times(&old, &mut new);
-        let value = object::encode(&new);
+        let value = resource.encode(&new);
         if value == entry.value {
             let entry = Entry { key, value, revision: entry.revision };
             return Ok(Written { entry, created: false, warnings });
@@ -238,11 +245,6 @@ pub async fn commit(
         Err(StoreError::Conflict { .. }) => Ok(None),
         Err(error) => Err(error.into()),
     }
-}
-
-/// The answer to a write in the usual form.
-pub fn answer(written: &Written) -> Bytes {
-    object::served(&written.entry)
 }
 
 /// Puts the object into the namespace of the request.

@@ -60,6 +60,10 @@ impl View {
         Ok(revision)
     }
 
+    pub(crate) fn failure(&self) -> Option<StoreError> {
+        self.failure.get().cloned()
+    }
+
     fn fail(&self, cause: &str) -> StoreError {
         let failure = StoreError::ReadOnly { since: Timestamp::now(), cause: cause.into() };
         let failure = self.failure.get_or_init(|| failure);

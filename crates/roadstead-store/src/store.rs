@@ -78,6 +78,11 @@ impl Store {
         self.view.read().revision
     }
 
+    /// Why nothing can be written any more, if that is so.
+    pub fn failure(&self) -> Option<StoreError> {
+        self.view.failure()
+    }
+
     /// The newest state of one entry.
     pub fn get(&self, key: &Key) -> Option<Arc<Entry>> {
         self.view.read().get(key).cloned()

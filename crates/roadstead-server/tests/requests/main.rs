@@ -1,0 +1,8 @@
+//! Requests to an API server without a socket: what goes in, what comes out.
+
+mod definitions;
+mod documents;
+mod lists;
+mod server;
+mod strict;
+mod views;

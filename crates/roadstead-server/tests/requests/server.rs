@@ -1,0 +1,91 @@
+//! An API server over a store in memory, asked one request at a time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Request;
+use http::header::WARNING;
+use http_body_util::{BodyExt, Full};
+use roadstead_server::api::{Api, Config, User};
+use roadstead_server::bootstrap;
+use roadstead_server::http::handle;
+use roadstead_server::tokens::Tokens;
+use roadstead_store::store::Store;
+use serde_json::Value;
+use tokio::time;
+
+/// The server.
+pub struct Server(Arc<Api>);
+
+/// What it answered.
+#[derive(Debug)]
+pub struct Answer {
+    pub code: u16,
+    pub body: Value,
+    /// The body as it came, for answers that are not JSON.
+    pub text: String,
+    pub warnings: Vec<String>,
+}
+
+impl Server {
+    pub async fn new() -> Self {
+        Self::over(Store::memory()).await
+    }
+
+    pub async fn over(store: Arc<Store>) -> Self {
+        let range = "10.96.0.0/16".parse().unwrap();
+        let config = Config { service_range: range, advertise: None, audit: None };
+        let api = Api::new(store, config, Tokens::ephemeral().unwrap());
+        bootstrap::run(&api).await.unwrap();
+        Self(api)
+    }
+
+    /// Sends a body of JSON (or, for PATCH, a merge patch) and returns the answer.
+    pub async fn ask(&self, request: &str, body: impl ToString) -> Answer {
+        let media_type = match request.starts_with("PATCH") {
+            true => "application/merge-patch+json",
+            false => "application/json",
+        };
+        self.ask_as(request, media_type, body).await
+    }
+
+    pub async fn ask_as(&self, request: &str, media_type: &str, body: impl ToString) -> Answer {
+        let response = self.send(request, media_type, body.to_string().into()).await;
+        let warnings = response.headers().get_all(WARNING).iter();
+        let warnings = warnings.map(|value| value.to_str().unwrap().to_owned()).collect();
+        let code = response.status().as_u16();
+        let bytes = response.into_body().collect().await.unwrap().to_bytes();
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        let body = serde_json::from_str(&text).unwrap_or_default();
+        Answer { code, body, text, warnings }
+    }
+
+    /// Reads a watch until nothing more comes for a while; the events without their envelopes.
+    pub async fn watch(&self, path: &str) -> Vec<(String, Value)> {
+        let response = self.send(&format!("GET {path}"), "", Bytes::new()).await;
+        let mut body = response.into_body();
+        let mut text = Vec::new();
+        while let Ok(Some(frame)) = time::timeout(Duration::from_millis(200), body.frame()).await {
+            text.extend_from_slice(&frame.unwrap().into_data().unwrap());
+        }
+        let lines = std::str::from_utf8(&text).unwrap().lines();
+        let event = |line: &str| {
+            let mut event: Value = serde_json::from_str(line).unwrap();
+            (event["type"].as_str().unwrap().to_owned(), event["object"].take())
+        };
+        lines.map(event).collect()
+    }
+
+    async fn send(
+        &self,
+        request: &str,
+        media_type: &str,
+        body: Bytes,
+    ) -> http::Response<roadstead_server::http::Body> {
+        let (method, path) = request.split_once(' ').unwrap();
+        let request = Request::builder().method(method).uri(path);
+        let request = request.header("content-type", media_type).body(Full::new(body)).unwrap();
+        handle(self.0.clone(), User::component(), request).await
+    }
+}

@@ -1,0 +1,55 @@
+//! What is given twice or unknown is refused, mentioned or ignored, as the client wishes.
+
+use serde_json::json;
+
+use crate::server::Server;
+
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+
+#[tokio::test]
+async fn what_is_given_twice() {
+    let server = Server::new().await;
+    let twice = r#"{"metadata": {"name": "NAME"}, "data": {"a": "1", "a": "2"}, "dat": {}}"#;
+    let words = "ConfigMap in version \"v1\" cannot be handled as a ConfigMap: strict decoding \
+        error: duplicate field \"data.a\", unknown field \"dat\"";
+    let warnings =
+        ["299 - \"duplicate field \\\"data.a\\\"\"", "299 - \"unknown field \\\"dat\\\"\""];
+    let yaml = "metadata: {name: NAME}\ndata:\n  a: '1'\n  a: '2'\ndat: {}\n";
+    let bodies = [("json", "application/json", twice), ("yaml", "application/yaml", yaml)];
+    for (name, media_type, body) in bodies {
+        let body = body.replace("NAME", name);
+        let post = |validation: &str| format!("POST {MAPS}?fieldValidation={validation}");
+        let refused = server.ask_as(&post("Strict"), media_type, &body).await;
+        assert_eq!((refused.code, &refused.body["message"]), (400, &json!(words)), "{name}");
+        assert_eq!(refused.body["reason"], "BadRequest");
+        let warned = server.ask_as(&post(""), media_type, &body).await;
+        assert_eq!((warned.code, warned.warnings), (201, warnings.map(str::to_owned).to_vec()));
+        assert_eq!(warned.body["data"]["a"], "2", "the last one counts");
+        let path = format!("PUT {MAPS}/{name}?fieldValidation=Ignore");
+        let ignored = server.ask_as(&path, media_type, &body).await;
+        assert_eq!((ignored.code, ignored.warnings.len()), (200, 0));
+    }
+}
+
+#[tokio::test]
+async fn patches_that_name_a_field_twice() {
+    let server = Server::new().await;
+    server.ask(&format!("POST {MAPS}"), json!({"metadata": {"name": "m"}})).await;
+    let patch = r#"{"data": {"a": "1", "a": "2"}}"#;
+    let path = format!("{MAPS}/m?fieldManager=me&fieldValidation=");
+    for media_type in [
+        "application/merge-patch+json",
+        "application/strategic-merge-patch+json",
+        "application/apply-patch+yaml",
+    ] {
+        let body = match media_type.ends_with("yaml") {
+            true => format!("{{apiVersion: v1, kind: ConfigMap, {}", &patch[1..]),
+            false => patch.to_owned(),
+        };
+        let refused = server.ask_as(&format!("PATCH {path}Strict"), media_type, &body).await;
+        let message = refused.body["message"].as_str().unwrap();
+        assert!(message.ends_with("duplicate field \"data.a\""), "{media_type}: {message}");
+        let warned = server.ask_as(&format!("PATCH {path}"), media_type, &body).await;
+        assert_eq!((warned.code, warned.warnings.len()), (200, 1), "{media_type}: {warned:?}");
+    }
+}

@@ -2,9 +2,10 @@
 //!
 //! `tracker` follows Services and EndpointSlices, `select` picks the endpoints that may be used,
 //! `table` keeps the result and answers for any packet what may become of it: that answer is the
-//! reference. Each data plane then translates the table; `nft` is the one for nftables. Nothing
-//! here touches the kernel, the network or the clock: `roadstead-proxy` does.
+//! reference. Each data plane then translates the table; `nft` for nftables, `iptables`
+//! for iptables. Nothing here touches the kernel, the network or the clock: `roadstead-proxy` does.
 
+pub mod iptables;
 pub mod nft;
 pub mod packet;
 pub mod select;
@@ -12,3 +13,6 @@ pub mod service;
 pub mod surroundings;
 pub mod table;
 pub mod tracker;
+
+#[cfg(test)]
+mod samples;

@@ -1,0 +1,349 @@
+//! From what the kernel holds to what it should hold, by the smallest input for
+//! `iptables-restore --noflush`.
+//!
+//! A chain whose text is right is not mentioned. So one endpoint more or less rewrites the chain
+//! that picks and makes or deletes one other, however many Services there are.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::mem;
+use std::sync::Arc;
+
+use super::compile::{Context, fixed_chains, hooks, last_rules, shared_chains};
+use super::listing::Listing;
+use super::model::{ChainName, Hook, Rule, TableName};
+use super::names::is_per_service;
+use super::print;
+use super::service::{Shared, compile_port};
+use crate::service::{IpFamily, ServicePortName};
+use crate::surroundings::Surroundings;
+use crate::table::ForwardingTable;
+
+type Texts = BTreeMap<(TableName, ChainName), Vec<String>>;
+
+/// Input for `iptables-restore --noflush`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Restore {
+    tables: BTreeMap<TableName, Section>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Section {
+    /// Chains to make, or to empty if they are there.
+    declare: Vec<ChainName>,
+    lines: Vec<String>,
+    /// Chains to delete, once nothing leads to them.
+    delete: Vec<ChainName>,
+}
+
+impl Restore {
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.tables.is_empty()
+    }
+
+    /// How many chains and rules are written or deleted.
+    pub fn operations(&self) -> usize {
+        let count = |s: &Section| s.declare.len() + s.lines.len();
+        self.tables.values().map(count).sum()
+    }
+
+    /// Makes a chain hold these rules.
+    pub(crate) fn write(&mut self, table: TableName, chain: &ChainName, rules: &[String]) {
+        let section = self.tables.entry(table).or_default();
+        section.declare.push(chain.clone());
+        let line = |rule: &String| format!("-A {chain} {rule}").trim_end().to_owned();
+        section.lines.extend(rules.iter().map(line));
+    }
+
+    /// Deletes a chain.
+    pub(crate) fn delete(&mut self, table: TableName, chain: &ChainName) {
+        let section = self.tables.entry(table).or_default();
+        section.declare.push(chain.clone());
+        section.delete.push(chain.clone());
+    }
+
+    /// Puts a rule in front of one of the kernel's chains.
+    pub(crate) fn insert(&mut self, table: TableName, chain: &str, rule: &str) {
+        let section = self.tables.entry(table).or_default();
+        section.lines.push(format!("-I {chain} {rule}"));
+    }
+
+    /// Takes a rule out of one of the kernel's chains.
+    pub(crate) fn withdraw(&mut self, table: TableName, chain: &str, rule: &str) {
+        let section = self.tables.entry(table).or_default();
+        section.lines.push(format!("-D {chain} {rule}"));
+    }
+}
+
+impl fmt::Display for Restore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (table, section) in &self.tables {
+            writeln!(f, "*{table}")?;
+            section.declare.iter().try_for_each(|chain| writeln!(f, ":{chain} - [0:0]"))?;
+            section.lines.iter().try_for_each(|line| writeln!(f, "{line}"))?;
+            section.delete.iter().try_for_each(|chain| writeln!(f, "-X {chain}"))?;
+            writeln!(f, "COMMIT")?;
+        }
+        Ok(())
+    }
+}
+
+/// What the kernel holds of ours.
+#[derive(Debug)]
+pub struct Layout {
+    family: IpFamily,
+    surroundings: Surroundings,
+    large: bool,
+    ports: BTreeMap<Arc<ServicePortName>, PortTexts>,
+    chains: Texts,
+}
+
+/// What a service port has in the kernel.
+#[derive(Debug, Default)]
+struct PortTexts {
+    shared: Vec<(Shared, String)>,
+    own: BTreeSet<ChainName>,
+}
+
+impl Layout {
+    /// Takes over what a predecessor left; returns what is still to be done.
+    pub fn adopt(table: &ForwardingTable, listing: &Listing) -> (Self, Restore) {
+        let mut restore = Restore::default();
+        write_hooks(table.family(), &hooks(), listing, &mut restore);
+        let ours: BTreeSet<_> = shared_chains().collect();
+        let is_ours = |(table, chain): &(TableName, ChainName)| {
+            ours.contains(&(*table, &**chain))
+                || (*table == TableName::Nat && is_per_service(chain))
+        };
+        let chains = listing.chains.iter().filter(|(key, _)| is_ours(key));
+        let mut layout = Self {
+            family: table.family(),
+            surroundings: table.surroundings().clone(),
+            large: Context::of(table).large,
+            ports: BTreeMap::new(),
+            chains: chains.map(|(key, rules)| (key.clone(), rules.clone())).collect(),
+        };
+        layout.rewrite(table, &mut restore);
+        (layout, restore)
+    }
+
+    /// Brings the changed service ports up to date; returns what the kernel must do for it.
+    pub fn update(
+        &mut self,
+        table: &ForwardingTable,
+        changed: impl IntoIterator<Item = Arc<ServicePortName>>,
+    ) -> Restore {
+        let mut restore = Restore::default();
+        let context = Context::of(table);
+        if self.large != context.large || self.surroundings != *table.surroundings() {
+            self.large = context.large;
+            self.surroundings = table.surroundings().clone();
+            self.rewrite(table, &mut restore);
+            return restore;
+        }
+        let mut touched = Texts::new();
+        let mut gone = BTreeSet::new();
+        let mut shared = BTreeSet::new();
+        for name in changed {
+            let before = self.ports.remove(&name).unwrap_or_default();
+            let (now, own) = self.texts(table, &context, &name);
+            gone.extend(before.own.difference(&now.own).cloned());
+            touched.extend(own);
+            if before.shared != now.shared {
+                shared.extend(before.shared.iter().chain(&now.shared).map(|(chain, _)| *chain));
+            }
+            if table.get(&name).is_some() {
+                self.ports.insert(name, now);
+            }
+        }
+        touched.extend(shared.into_iter().map(|chain| self.shared_chain(chain, &context)));
+        self.apply(touched, gone.into_iter().map(|chain| (TableName::Nat, chain)), &mut restore);
+        restore
+    }
+
+    /// All our chains with the texts of their rules, as the kernel now has them.
+    pub fn chains(&self) -> &BTreeMap<(TableName, ChainName), Vec<String>> {
+        &self.chains
+    }
+
+    /// Compiles everything anew, and writes what differs.
+    fn rewrite(&mut self, table: &ForwardingTable, restore: &mut Restore) {
+        let context = Context::of(table);
+        let text = |rules: Vec<Rule>| texts(self.family, &rules);
+        let fixed = fixed_chains(&context).into_iter();
+        let mut wanted: Texts = fixed.map(|(key, rules)| (key, text(rules))).collect();
+        self.ports.clear();
+        for (name, _) in table.iter() {
+            let (port, own) = self.texts(table, &context, name);
+            wanted.extend(own);
+            self.ports.insert(name.clone(), port);
+        }
+        wanted.extend(Shared::ALL.map(|chain| self.shared_chain(chain, &context)));
+        let gone: Vec<_> =
+            self.chains.keys().filter(|key| !wanted.contains_key(*key)).cloned().collect();
+        self.apply(wanted, gone, restore);
+    }
+
+    fn texts(
+        &self,
+        table: &ForwardingTable,
+        context: &Context<'_>,
+        name: &ServicePortName,
+    ) -> (PortTexts, Texts) {
+        let Some(port) = table.get(name) else { return Default::default() };
+        let rules = compile_port(context, name, port, &table.frontends_of(name));
+        let shared = rules.shared.iter().map(|(chain, rule)| (*chain, self.text(rule))).collect();
+        let own = rules.own.keys().cloned().collect();
+        let chains = rules.own.into_iter();
+        let chains =
+            chains.map(|(chain, rules)| ((TableName::Nat, chain), texts(self.family, &rules)));
+        (PortTexts { shared, own }, chains.collect())
+    }
+
+    fn text(&self, rule: &Rule) -> String {
+        print::rule(self.family, rule)
+    }
+
+    /// A chain that all service ports share, from what they have in it.
+    fn shared_chain(
+        &self,
+        chain: Shared,
+        context: &Context<'_>,
+    ) -> ((TableName, ChainName), Vec<String>) {
+        let entries = self.ports.values().flat_map(|port| &port.shared);
+        let mut rules: Vec<_> =
+            entries.filter(|(of, _)| *of == chain).map(|(_, text)| text.clone()).collect();
+        let last = last_rules(chain, self.family, context);
+        rules.extend(last.iter().map(|rule| self.text(rule)));
+        let (table, name) = chain.place();
+        ((table, name.into()), rules)
+    }
+
+    fn apply(
+        &mut self,
+        wanted: Texts,
+        gone: impl IntoIterator<Item = (TableName, ChainName)>,
+        restore: &mut Restore,
+    ) {
+        for ((table, chain), rules) in wanted {
+            let key = (table, chain);
+            if self.chains.get(&key) != Some(&rules) {
+                restore.write(table, &key.1, &rules);
+                self.chains.insert(key, rules);
+            }
+        }
+        for key in gone {
+            if self.chains.remove(&key).is_some() {
+                restore.delete(key.0, &key.1);
+            }
+        }
+    }
+}
+
+/// Makes the jumps that are missing.
+pub(crate) fn write_hooks(
+    family: IpFamily,
+    hooks: &[Hook],
+    listing: &Listing,
+    restore: &mut Restore,
+) {
+    for hook in hooks {
+        let text = print::rule(family, &hook.rule);
+        if !listing.rules(hook.table, hook.from).contains(&text) {
+            restore.insert(hook.table, hook.from, &text);
+        }
+    }
+}
+
+/// Deletes everything of ours that a listing shows, and the jumps to it.
+pub fn removal(listing: &Listing) -> Restore {
+    let shared: BTreeSet<_> = shared_chains().collect();
+    remove(listing, |table, chain| {
+        shared.contains(&(table, chain)) || (table == TableName::Nat && is_per_service(chain))
+    })
+}
+
+/// Deletes the chains that are ours, and the jumps to them from chains that are not.
+pub(crate) fn remove(listing: &Listing, is_ours: impl Fn(TableName, &str) -> bool) -> Restore {
+    let mut restore = Restore::default();
+    for ((table, chain), rules) in &listing.chains {
+        if is_ours(*table, chain) {
+            restore.delete(*table, chain);
+            continue;
+        }
+        for rule in rules {
+            let target = rule.rsplit_once("-j ").map(|(_, target)| target.trim());
+            if target.is_some_and(|target| is_ours(*table, target)) {
+                restore.withdraw(*table, chain, rule);
+            }
+        }
+    }
+    restore
+}
+
+fn texts(family: IpFamily, rules: &[Rule]) -> Vec<String> {
+    rules.iter().map(|rule| print::rule(family, rule)).collect()
+}
+
+/// Does what `iptables-restore --noflush` would do, and refuses what it would refuse.
+///
+/// It is here, and not among the tests, because tests of other crates need it, too.
+pub fn carry_out(kernel: &mut Listing, restore: &Restore) -> Result<(), String> {
+    for (table, section) in &restore.tables {
+        for chain in &section.declare {
+            kernel.chains.insert((*table, chain.clone()), Vec::new());
+        }
+        for line in &section.lines {
+            let mut words = line.splitn(3, ' ');
+            let (Some(verb), Some(chain)) = (words.next(), words.next()) else {
+                return Err(format!("cannot read {line}"));
+            };
+            let rule = words.next().unwrap_or_default().to_owned();
+            let key = (*table, ChainName::from(chain));
+            let rules =
+                kernel.chains.get_mut(&key).ok_or_else(|| format!("no chain for {line}"))?;
+            match verb {
+                "-A" => rules.push(rule),
+                "-I" => rules.insert(0, rule),
+                "-D" => {
+                    let at = rules.iter().position(|found| *found == rule);
+                    rules.remove(at.ok_or_else(|| format!("no rule for {line}"))?);
+                }
+                _ => return Err(format!("cannot read {line}")),
+            }
+        }
+        for chain in &section.delete {
+            kernel.chains.remove(&(*table, chain.clone()));
+        }
+    }
+    dangling(kernel).map_or(Ok(()), |jump| Err(format!("a jump leads nowhere: {jump}")))
+}
+
+fn dangling(kernel: &Listing) -> Option<String> {
+    kernel.chains.iter().find_map(|((table, _), rules)| {
+        let leads_nowhere = |rule: &&String| {
+            let target = rule.rsplit_once("-j KUBE-").map(|(_, name)| format!("KUBE-{name}"));
+            target.is_some_and(|target| !kernel.has(*table, &target))
+        };
+        rules.iter().find(leads_nowhere).cloned()
+    })
+}
+
+/// The kernel's own chains, empty.
+pub fn untouched() -> Listing {
+    let chains = [
+        (TableName::Nat, "PREROUTING"),
+        (TableName::Nat, "INPUT"),
+        (TableName::Nat, "OUTPUT"),
+        (TableName::Nat, "POSTROUTING"),
+        (TableName::Filter, "INPUT"),
+        (TableName::Filter, "FORWARD"),
+        (TableName::Filter, "OUTPUT"),
+    ];
+    let mut listing = Listing::default();
+    for (table, chain) in chains {
+        mem::take(listing.chains.entry((table, chain.into())).or_default());
+    }
+    listing
+}

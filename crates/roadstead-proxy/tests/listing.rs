@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use ipnet::IpNet;
 use roadstead_api::key::ObjectKey;
@@ -10,55 +11,78 @@ use roadstead_forwarding::select::TrafficPolicy;
 use roadstead_forwarding::service::{
     IpFamily, Place, Protocol, ServicePort, ServicePortName, Target,
 };
-use roadstead_forwarding::surroundings::{DetectLocal, Surroundings};
+use roadstead_forwarding::surroundings::{DetectLocal, NodePorts, Surroundings};
 use roadstead_forwarding::table::ForwardingTable;
 use roadstead_proxy::nft::NftPlane;
 use roadstead_testkit::netns::{laboratory, run};
 
-fn table(family: IpFamily) -> ForwardingTable {
-    let networks: &[&str] = match family {
-        IpFamily::V4 => &["10.244.0.0/16", "10.1.16.0/20"],
-        IpFamily::V6 => &["fd00:244::/48"],
-    };
+fn table(family: IpFamily, detect_local: DetectLocal, node_ports: NodePorts) -> ForwardingTable {
     let address = |net: u8, host: u8| -> IpAddr {
         match family {
             IpFamily::V4 => [10, net, 0, host].into(),
             IpFamily::V6 => [0xfd00, net.into(), 0, 0, 0, 0, 0, host.into()].into(),
         }
     };
-    let networks: Vec<IpNet> = networks.iter().map(|text| text.parse().unwrap()).collect();
-    let detect_local = DetectLocal::Networks(networks);
-    let surroundings = Surroundings { detect_local, ..Surroundings::default() };
+    let surroundings = Surroundings {
+        detect_local,
+        node_ports,
+        node_address: Some(address(150, 1)),
+        service_networks: vec![IpNet::new(address(96, 0), 24).unwrap()],
+        masquerade_egress: true,
+        ..Surroundings::default()
+    };
     let mut table = ForwardingTable::new(family, &surroundings);
     let target = |host: u8| Target {
         address: address(244, host),
         port: 8080,
         place: if host == 1 { Place::Here } else { Place::Elsewhere },
     };
-    let mut add = |name: &str, number: u8, protocol, cluster: Vec<Target>, policy| {
+    let targets = |hosts: std::ops::RangeInclusive<u8>| hosts.map(target).collect::<Vec<_>>();
+    let mut number = 0;
+    let mut add = |name: &str, protocol, port: ServicePort| {
         let name = ServicePortName {
             namespace: "default".into(),
             name: name.into(),
             port: String::new(),
             protocol,
         };
-        let port = ServicePort {
-            port: 80,
-            cluster_ips: vec![address(96, number)],
-            internal_policy: policy,
-            cluster,
-            ..ServicePort::default()
-        };
+        number += 1;
+        let mut port = ServicePort { port: 80, cluster_ips: vec![address(96, number)], ..port };
+        if port.uses_local() {
+            port.local = port.cluster.iter().filter(|t| t.place == Place::Here).copied().collect();
+        }
         let key = ObjectKey::new("default", name.name.clone());
         table.replace(&key, vec![(name, port)]);
     };
+    let plain = |cluster| ServicePort { cluster, ..ServicePort::default() };
+    let outside = |cluster, number: u8, external_policy| ServicePort {
+        node_port: Some(30_000 + u16::from(number)),
+        load_balancer_ips: vec![address(97, number)],
+        external_ips: vec![address(98, number)],
+        source_ranges: vec![IpNet::new(address(150, 0), 24).unwrap()],
+        external_policy,
+        ..plain(cluster)
+    };
     let (any, local) = (TrafficPolicy::Cluster, TrafficPolicy::Local);
-    add("web", 1, Protocol::Tcp, (1..=17).map(target).collect(), any);
-    add("dns", 2, Protocol::Udp, vec![target(1)], any);
-    add("sig", 3, Protocol::Sctp, vec![target(1), target(2)], any);
-    add("none", 4, Protocol::Tcp, vec![], any);
-    add("far", 5, Protocol::Tcp, vec![target(2)], local);
-    add(&"n".repeat(200), 6, Protocol::Tcp, vec![], any);
+    let sticky = Some(Duration::from_secs(10_800));
+    add("web", Protocol::Tcp, plain(targets(1..=17)));
+    add("dns", Protocol::Udp, plain(targets(1..=1)));
+    add("sig", Protocol::Sctp, plain(targets(1..=2)));
+    add("none", Protocol::Tcp, plain(vec![]));
+    add("far", Protocol::Tcp, ServicePort { internal_policy: local, ..plain(targets(2..=2)) });
+    add(&"n".repeat(200), Protocol::Tcp, plain(vec![]));
+    add("out", Protocol::Tcp, outside(targets(1..=3), 1, any));
+    add("own", Protocol::Udp, outside(targets(1..=3), 2, local));
+    add("away", Protocol::Tcp, outside(targets(2..=3), 3, local));
+    add("gone", Protocol::Tcp, outside(vec![], 4, local));
+    add("stay", Protocol::Tcp, ServicePort { affinity: sticky, ..outside(targets(1..=3), 5, any) });
+    add(
+        "home",
+        Protocol::Udp,
+        ServicePort { affinity: sticky, ..outside(targets(1..=3), 6, local) },
+    );
+    let long = ServicePort { affinity: sticky, ..plain(targets(1..=2)) };
+    add(&"\u{e9}x".repeat(150), Protocol::Tcp, long);
     table
 }
 
@@ -67,7 +91,8 @@ fn listing() -> String {
     let mut lines = Vec::new();
     let mut in_endpoints = false;
     for line in run("nft --numeric-protocol list ruleset").lines() {
-        in_endpoints = line.contains("map endpoints") || (in_endpoints && line != "\t}");
+        in_endpoints =
+            line.contains("endpoints {") && line.contains("map") || (in_endpoints && line != "\t}");
         if in_endpoints && line.contains("type") {
             continue;
         }
@@ -87,14 +112,29 @@ fn slots_in_decimal(line: &str) -> String {
 #[test]
 fn netlink_and_text_make_the_same_rules() {
     laboratory(|| {
-        for family in [IpFamily::V4, IpFamily::V6] {
-            let table = table(family);
+        let networks = |texts: &[&str]| {
+            DetectLocal::Networks(texts.iter().map(|text| text.parse().unwrap()).collect())
+        };
+        let every = |loopback| NodePorts::Every { loopback };
+        let own = |address: &str| NodePorts::On([address.parse().unwrap()].into());
+        let bridge = || DetectLocal::Bridge("bridge0".into());
+        let prefix = || DetectLocal::InterfacePrefix("veth".into());
+        let worlds = [
+            (IpFamily::V4, networks(&["10.244.0.0/16", "10.1.16.0/20"]), every(false)),
+            (IpFamily::V6, networks(&["fd00:244::/48"]), every(false)),
+            (IpFamily::V4, bridge(), every(true)),
+            (IpFamily::V4, prefix(), own("10.150.0.1")),
+            (IpFamily::V6, prefix(), own("fd00:96::1")),
+            (IpFamily::V4, DetectLocal::Unknown, every(false)),
+        ];
+        for (family, detect_local, node_ports) in worlds {
+            let table = table(family, detect_local, node_ports);
             fs::write("/run/program.nft", compile(&table).to_string()).unwrap();
             run("nft -f /run/program.nft");
             let from_text = listing();
             run("nft flush ruleset");
             NftPlane::open().unwrap().commit(&table, Default::default()).unwrap();
-            assert_eq!(listing(), from_text, "{family:?}");
+            assert_eq!(listing(), from_text, "{family:?} {:?}", table.surroundings());
             run("nft -j list ruleset");
             run("nft flush ruleset");
         }

@@ -1,194 +1,202 @@
-//! From the table to the program.
+//! From the table to the program: what each service port needs.
+//!
+//! The chains are in `chains`, those of Services with session affinity in `affinity`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use super::model::{
-    Base, Chain, ChainKind, ChainName, FRONTEND, Field, Hook, Key, Program, Rule, SetName,
-    Statement, Value, Vip,
-};
-use crate::service::{Frontend, FrontendKind, Handling, Host, Place, ServicePortName, Target};
-use crate::surroundings::{DetectLocal, MASQUERADE_MARK, Surroundings};
+use super::chains::{definition, fixed_chains};
+use super::model::{Chain, Class, Key, Program, Value, Way};
+use super::names::{AffinitySet, ChainName, ServiceChain, Slots};
+use super::{affinity, chains};
+use crate::select::TrafficPolicy;
+use crate::service::{Frontend, FrontendKind, Host, Place, ServicePort, ServicePortName, Target};
+use crate::surroundings::{NodePorts, Surroundings};
 use crate::table::ForwardingTable;
 
-const SERVICES: ChainName = ChainName::Fixed("services");
-const MASQUERADING: ChainName = ChainName::Fixed("masquerading");
-const SERVICE_ENDPOINTS_CHECK: ChainName = ChainName::Fixed("service-endpoints-check");
-const CLUSTER_IPS_CHECK: ChainName = ChainName::Fixed("cluster-ips-check");
-
-const DESTINATION_NAT: i32 = -100;
-const SOURCE_NAT: i32 = 100;
+/// So many targets at most can one frontend have; further ones get no connections.
+pub const SLOT_LIMIT: usize = 0xffff;
 
 /// Compiles the whole table; targets take their slots in order.
 pub fn compile(table: &ForwardingTable) -> Program {
-    let mut chains = fixed_chains(table.surroundings());
-    let mut elements = BTreeMap::new();
+    let surroundings = table.surroundings();
+    let mut chains = fixed_chains(surroundings, table.family());
+    let mut elements: BTreeMap<_, _> = fixed_elements(surroundings).collect();
+    let mut affinity = BTreeSet::new();
     for (name, port) in table.iter() {
-        let frontends = vips_of(table, name);
-        let handling = port.handling(port.internal_policy);
-        if let (Handling::Forward(slots), false) = (handling, frontends.is_empty()) {
-            let count = slot_count(slots);
-            chains.entry(ChainName::Pick(count)).or_insert_with(|| pick_chain(count));
-            elements.extend([pick_element(count)]);
+        let frontends = table.frontends_of(name);
+        let needs = Needs::of(name, &frontends, port, surroundings);
+        for class in &needs.classes {
+            elements.extend([pick_element(*class)]);
+            let wanted = chains::behind(*class);
+            chains.extend(wanted.map(|name| (name.clone(), definition(&name, surroundings))));
         }
-        elements.extend(shared_keys(name, &frontends, handling).map(|key| (key, Value::Member)));
-        elements.extend(own_elements(name, &frontends, handling));
+        elements.extend(needs.shared.into_iter().map(|key| (key, Value::Member)));
+        elements.extend(needs.own);
+        chains.extend(needs.chains);
+        affinity.extend(needs.sets);
     }
-    Program { family: table.family(), chains, elements }
+    Program { family: table.family(), chains, elements, affinity }
 }
 
-/// The ClusterIPs of a service port.
-pub(super) fn vips_of(table: &ForwardingTable, name: &ServicePortName) -> Vec<Vip> {
-    let vip = |(frontend, kind)| match (frontend, kind) {
-        (Frontend { host: Host::Address(address), protocol, port }, FrontendKind::ClusterIp) => {
-            Some(Vip { address, protocol, port })
+/// The elements that do not depend on Services.
+pub(super) fn fixed_elements(around: &Surroundings) -> impl Iterator<Item = (Key, Value)> + '_ {
+    let addresses = match &around.node_ports {
+        NodePorts::On(addresses) => Some(addresses),
+        NodePorts::Every { .. } => None,
+    };
+    addresses.into_iter().flatten().map(|address| (Key::NodePortIp(*address), Value::Member))
+}
+
+/// The element that leads from a class to its chain.
+pub(super) fn pick_element(class: Class) -> (Key, Value) {
+    (Key::Pick(class), Value::Goto(chains::entry(class)))
+}
+
+/// Everything that the kernel must have for one service port.
+#[derive(Debug, Default)]
+pub(super) struct Needs {
+    /// How its frontends are carried, each with chains that many service ports share.
+    pub(super) classes: BTreeSet<Class>,
+    /// Elements that other service ports may have, too.
+    pub(super) shared: BTreeSet<Key>,
+    /// Elements of its own, in the order of their keys.
+    pub(super) own: Vec<(Key, Value)>,
+    /// Chains of its own; only with session affinity.
+    pub(super) chains: BTreeMap<ChainName, Chain>,
+    /// Sets of its own; only with session affinity.
+    pub(super) sets: BTreeSet<AffinitySet>,
+}
+
+impl Needs {
+    /// What a service port needs that has these frontends. The order of its targets is that of
+    /// the slots.
+    pub(super) fn of(
+        name: &Arc<ServicePortName>,
+        frontends: &[(Frontend, FrontendKind)],
+        port: &ServicePort,
+        surroundings: &Surroundings,
+    ) -> Self {
+        let mut needs = Self::default();
+        for (frontend, kind) in frontends {
+            needs.frontend(name, *frontend, *kind, port);
+            if *kind == FrontendKind::LoadBalancer && port.has_endpoints() {
+                needs.fence(name, *frontend, port, surroundings);
+            }
+            if let (FrontendKind::ClusterIp, Host::Address(address)) = (kind, frontend.host) {
+                needs.shared.insert(Key::ClusterIp(address));
+            }
         }
-        _ => None,
-    };
-    table.frontends_of(name).into_iter().filter_map(vip).collect()
-}
-
-/// The chain that forwards to one of `count` slots.
-///
-/// The kernel swaps the maps between two lookups of a packet if we commit at that very moment. A
-/// packet that drew a slot which has just gone takes slot 0, which every served frontend has.
-pub fn pick_chain(count: u32) -> Chain {
-    let mut rules = vec![
-        vec![Statement::ForgetCount],
-        vec![Statement::DestinationFromSlot(count, SetName::Endpoints)],
-    ];
-    if count > 1 {
-        rules.push(vec![Statement::DestinationFromSlot(1, SetName::Endpoints)]);
+        if !frontends.is_empty() {
+            let here = port.cluster.iter().chain(&port.local).filter(|t| t.place == Place::Here);
+            needs.shared.extend(here.map(|t| Key::Hairpin(t.address, name.protocol, t.port)));
+            if port.affinity.is_some() && port.has_endpoints() {
+                let sticky = affinity::chains(name, frontends, port, surroundings);
+                needs.sets = affinity::sets(&sticky);
+                needs.chains = sticky;
+            }
+        }
+        needs.own.sort_unstable_by_key(|(key, _)| *key);
+        needs
     }
-    Chain { base: None, rules }
-}
 
-/// The element that leads to it.
-pub fn pick_element(count: u32) -> (Key, Value) {
-    (Key::Pick(count), Value::Goto(ChainName::Pick(count)))
-}
-
-/// How many slots there are, as the kernel counts.
-pub(super) fn slot_count(slots: &[Target]) -> u32 {
-    u32::try_from(slots.len()).expect("fewer endpoints than addresses")
-}
-
-/// The elements of a service port that other service ports may have, too.
-pub(super) fn shared_keys<'a>(
-    name: &'a ServicePortName,
-    frontends: &'a [Vip],
-    handling: Handling<'a>,
-) -> impl Iterator<Item = Key> + 'a {
-    let targets = if frontends.is_empty() { &[] } else { handling.targets() };
-    let here = targets.iter().filter(|target| target.place == Place::Here);
-    let hairpins = here.map(|t| Key::Hairpin(t.address, name.protocol, t.port));
-    frontends.iter().map(|frontend| Key::ClusterIp(frontend.address)).chain(hairpins)
-}
-
-/// The elements of a service port alone, in the order of their keys.
-pub(super) fn own_elements(
-    name: &Arc<ServicePortName>,
-    frontends: &[Vip],
-    handling: Handling<'_>,
-) -> Vec<(Key, Value)> {
-    let each = |key: fn(Vip) -> Key, value: Value| {
-        frontends.iter().map(move |frontend| (key(*frontend), value.clone()))
-    };
-    let unserved = || Value::Unserved(name.clone());
-    match handling {
-        Handling::Forward(slots) => {
-            let count = Value::Slots(slot_count(slots), name.clone());
-            let slot = |frontend: &Vip, slot: u32, target: &Target| {
-                (Key::Endpoint(*frontend, slot), Value::Target(target.socket()))
+    fn frontend(
+        &mut self,
+        name: &Arc<ServicePortName>,
+        frontend: Frontend,
+        kind: FrontendKind,
+        port: &ServicePort,
+    ) {
+        let named = || Value::Named(name.clone());
+        if !port.has_endpoints() {
+            return self.own.push((Key::NoEndpoint(frontend), named()));
+        }
+        let policy = port.policy(kind);
+        if policy == TrafficPolicy::Local && port.local.is_empty() {
+            self.own.push((Key::NoLocalEndpoint(frontend), named()));
+            if kind == FrontendKind::ClusterIp {
+                return;
+            }
+        }
+        if port.affinity.is_some() {
+            let chain = match (kind, policy) {
+                (FrontendKind::ClusterIp, TrafficPolicy::Cluster) => ServiceChain::Cluster,
+                (FrontendKind::ClusterIp, TrafficPolicy::Local) => ServiceChain::Local,
+                _ => ServiceChain::External,
             };
-            let of_frontend = |frontend| {
-                (0..).zip(slots).map(move |(number, target)| slot(frontend, number, target))
-            };
-            let slots = frontends.iter().flat_map(of_frontend);
-            each(Key::Service, count).chain(slots).collect()
+            let goto = Value::Goto(ChainName::Service(chain, name.clone()));
+            return self.own.push((Key::Affinity(frontend), goto));
         }
-        Handling::Reject => each(Key::NoEndpoint, unserved()).collect(),
-        Handling::Drop => each(Key::NoLocalEndpoint, unserved()).collect(),
+        let node = frontend.host == Host::Node;
+        let (way, targets) = match (kind, policy) {
+            (FrontendKind::ClusterIp, _) => (Way::Plain, port.targets(policy)),
+            (_, TrafficPolicy::Cluster) if node => (Way::NodePortExternal, &port.cluster[..]),
+            (_, TrafficPolicy::Cluster) => (Way::External, &port.cluster[..]),
+            (_, TrafficPolicy::Local) if node => (Way::NodePortShortcut, &port.cluster[..]),
+            (_, TrafficPolicy::Local) => (Way::Shortcut, &port.cluster[..]),
+        };
+        self.slots(name, (Key::Service(frontend), way), targets, |n| Key::Endpoint(frontend, n));
+        if kind != FrontendKind::ClusterIp && policy == TrafficPolicy::Local {
+            let way = if node { Way::NodePortLocal } else { Way::Local };
+            let key = (Key::LocalService(frontend), way);
+            self.slots(name, key, &port.local, |n| Key::LocalEndpoint(frontend, n));
+        }
+    }
+
+    fn slots(
+        &mut self,
+        name: &Arc<ServicePortName>,
+        (key, way): (Key, Way),
+        targets: &[Target],
+        slot: impl Fn(u32) -> Key,
+    ) {
+        let targets = &targets[..targets.len().min(SLOT_LIMIT)];
+        let Some(count) = u32::try_from(targets.len()).ok().filter(|count| *count > 0) else {
+            return;
+        };
+        let class = Class { way, count };
+        self.classes.insert(class);
+        self.own.push((key, Value::Class(class, name.clone())));
+        let slots = (0..).zip(targets).map(|(n, t)| (slot(n), Value::Target(t.socket())));
+        self.own.extend(slots);
+    }
+
+    /// Only those in the source ranges may call. Where the node itself may, so may the packets
+    /// that it sends to the very address.
+    fn fence(
+        &mut self,
+        name: &Arc<ServicePortName>,
+        frontend: Frontend,
+        port: &ServicePort,
+        surroundings: &Surroundings,
+    ) {
+        let Host::Address(address) = frontend.host else { return };
+        if port.source_ranges.is_empty() {
+            return;
+        }
+        let mut ranges: Vec<IpNet> = port.source_ranges.clone();
+        let contains = |net: &IpNet| surroundings.node_address.is_some_and(|a| net.contains(&a));
+        if ranges.iter().any(contains) && !ranges.iter().any(|net| net.contains(&address)) {
+            ranges.push(address.into());
+        }
+        self.own.push((Key::Firewalled(frontend), Value::Named(name.clone())));
+        // Ranges must not overlap; the wider ones do for the narrower ones.
+        let allowed = IpNet::aggregate(&ranges);
+        self.own
+            .extend(allowed.into_iter().map(|net| (Key::Allowed(frontend, net), Value::Member)));
     }
 }
 
-/// The chains that do not depend on Services.
-pub(super) fn fixed_chains(surroundings: &Surroundings) -> BTreeMap<ChainName, Chain> {
-    let base = |name, kind, hook, priority, rules| {
-        let base = Some(Base { kind, hook, priority });
-        (ChainName::Fixed(name), Chain { base, rules })
-    };
-    let check = |chain| vec![Statement::IsNew, Statement::Jump(chain)];
-    let jump = |chain| vec![vec![Statement::Jump(chain)]];
-    let (filter, nat) = (ChainKind::Filter, ChainKind::Nat);
-    let checks = || vec![check(SERVICE_ENDPOINTS_CHECK), check(CLUSTER_IPS_CHECK)];
-    let plain = |name, rules| (name, Chain { base: None, rules });
-    [
-        base("filter-input", filter, Hook::Input, 0, vec![check(SERVICE_ENDPOINTS_CHECK)]),
-        base("filter-forward", filter, Hook::Forward, 0, checks()),
-        base("filter-output", filter, Hook::Output, 0, checks()),
-        base("nat-prerouting", nat, Hook::Prerouting, DESTINATION_NAT, jump(SERVICES)),
-        base("nat-output", nat, Hook::Output, DESTINATION_NAT, jump(SERVICES)),
-        base("nat-postrouting", nat, Hook::Postrouting, SOURCE_NAT, jump(MASQUERADING)),
-        plain(SERVICES, services(networks_of(surroundings))),
-        plain(MASQUERADING, masquerading()),
-        plain(
-            SERVICE_ENDPOINTS_CHECK,
-            vec![
-                vec![Statement::Member(FRONTEND, SetName::NoEndpointServices), Statement::Reject],
-                vec![
-                    Statement::Member(FRONTEND, SetName::NoLocalEndpointServices),
-                    Statement::Drop,
-                ],
-            ],
-        ),
-        plain(
-            CLUSTER_IPS_CHECK,
-            // Whatever still has a ClusterIP as its destination asked for a port that nobody serves.
-            vec![vec![to_cluster_ip(), Statement::Reject]],
-        ),
-    ]
-    .into()
-}
-
-fn networks_of(surroundings: &Surroundings) -> &[IpNet] {
-    match &surroundings.detect_local {
-        DetectLocal::Networks(networks) => networks,
-        _ => &[],
+/// The map of slots that a way leads to.
+pub(super) fn slots_of(way: Way) -> Slots {
+    match way {
+        Way::Plain | Way::External | Way::Shortcut => Slots::Address,
+        Way::Local => Slots::LocalAddress,
+        Way::NodePortExternal | Way::NodePortShortcut => Slots::NodePort,
+        Way::NodePortLocal => Slots::LocalNodePort,
     }
-}
-
-fn to_cluster_ip() -> Statement {
-    Statement::Member(&[Field::Destination], SetName::ClusterIps)
-}
-
-fn services(cluster_networks: &[IpNet]) -> Vec<Rule> {
-    let lookup = vec![
-        Statement::RememberCount(FRONTEND, SetName::ServiceIps),
-        Statement::GotoByCount(SetName::Picks),
-    ];
-    if cluster_networks.is_empty() {
-        return vec![lookup];
-    }
-    let outside = cluster_networks.iter().map(|network| Statement::SourceOutside(*network));
-    let mark = outside.chain([to_cluster_ip(), Statement::SetMark(MASQUERADE_MARK)]).collect();
-    vec![mark, lookup]
-}
-
-fn masquerading() -> Vec<Rule> {
-    const SELF: &[Field] = &[Field::Source, Field::Destination, Field::Protocol, Field::Port];
-    vec![
-        vec![
-            Statement::IsTranslated,
-            Statement::Member(SELF, SetName::HairpinConnections),
-            Statement::Masquerade,
-        ],
-        vec![Statement::MarkClear(MASQUERADE_MARK), Statement::Return],
-        vec![Statement::FlipMark(MASQUERADE_MARK)],
-        vec![Statement::Masquerade],
-    ]
 }
 
 #[cfg(test)]

@@ -7,28 +7,36 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-use super::compile::{
-    fixed_chains, own_elements, pick_chain, pick_element, shared_keys, slot_count, vips_of,
-};
-use super::model::{Chain, ChainName, Key, Program, Transaction, Value, Vip};
-use crate::service::{Handling, IpFamily, ServicePort, ServicePortName, Target};
+use super::chains::{behind, definition, fixed_chains};
+use super::compile::{Needs, fixed_elements, pick_element};
+use super::model::{Chain, Class, Key, Program, Transaction, Value};
+use super::names::{AffinitySet, ChainName};
+use crate::select::TrafficPolicy;
+use crate::service::{Frontend, FrontendKind, IpFamily, ServicePort, ServicePortName, Target};
+use crate::surroundings::Surroundings;
 use crate::table::ForwardingTable;
 
 /// What the kernel holds, in compact form.
 #[derive(Debug)]
 pub struct Layout {
     family: IpFamily,
-    fixed: BTreeMap<ChainName, Chain>,
-    picks: BTreeSet<u32>,
+    surroundings: Surroundings,
+    /// The classes whose chains exist. They are never deleted one by one: an unused one is
+    /// harmless, and old kernels release references too late to delete a chain safely.
+    classes: BTreeSet<Class>,
     ports: BTreeMap<Arc<ServicePortName>, Installed>,
     /// How many service ports need each shared element.
     shared: HashMap<Key, usize>,
+    /// Chains and sets that nothing refers to since the last transaction; the next one deletes
+    /// them, for the same reason.
+    retired_chains: BTreeSet<ChainName>,
+    retired_sets: BTreeSet<AffinitySet>,
 }
 
 /// A service port as it is in the kernel: the order of targets is the order of slots.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Installed {
-    frontends: Vec<Vip>,
+    frontends: Vec<(Frontend, FrontendKind)>,
     port: Option<ServicePort>,
 }
 
@@ -37,11 +45,26 @@ impl Layout {
     pub fn new(table: &ForwardingTable) -> Self {
         Self {
             family: table.family(),
-            fixed: fixed_chains(table.surroundings()),
-            picks: BTreeSet::new(),
+            surroundings: table.surroundings().clone(),
+            classes: BTreeSet::new(),
             ports: BTreeMap::new(),
             shared: HashMap::new(),
+            retired_chains: BTreeSet::new(),
+            retired_sets: BTreeSet::new(),
         }
+    }
+
+    /// Everything in `table`, where each target takes the slot that it has in `kernel`.
+    pub fn resume(table: &ForwardingTable, kernel: &BTreeMap<Key, Value>) -> Self {
+        let mut layout = Self::new(table);
+        for (name, port) in table.iter() {
+            let found = Installed::found(table, name, kernel);
+            let now = found.next(Some(port), table.frontends_of(name));
+            // What was found is only a preference: nothing of it counts as installed.
+            let nothing = Installed::default();
+            layout.install(name.clone(), nothing, now, &mut Transaction::default());
+        }
+        layout
     }
 
     /// Brings the changed service ports up to date; returns what the kernel must do for it.
@@ -51,45 +74,97 @@ impl Layout {
         changed: impl IntoIterator<Item = Arc<ServicePortName>>,
     ) -> Transaction {
         let mut transaction = Transaction::default();
+        let ripe = std::mem::take(&mut self.retired_chains);
+        let ripe_sets = std::mem::take(&mut self.retired_sets);
         let mut released = Vec::new();
         for name in changed {
             let before = self.ports.remove(&name).unwrap_or_default();
-            let now = before.next(table.get(&name), vips_of(table, &name));
-            if let Some(Handling::Forward(slots)) = now.handling()
-                && self.picks.insert(slot_count(slots))
-            {
-                transaction.add_picks.push(slot_count(slots));
-                transaction.add.push(pick_element(slot_count(slots)));
-            }
-            compare(&before.own(&name), &now.own(&name), &mut transaction);
-            for key in now.shared(&name) {
-                let count = self.shared.entry(key).or_default();
-                *count += 1;
-                if *count == 1 {
-                    transaction.add.push((key, Value::Member));
-                }
-            }
-            released.extend(before.shared(&name));
-            if now.port.is_some() {
-                self.ports.insert(name, now);
-            }
+            let now = before.next(table.get(&name), table.frontends_of(&name));
+            released.extend(self.install(name, before, now, &mut transaction));
         }
         // Released last, so that an element which changes hands never leaves.
         transaction.delete.extend(released.into_iter().filter(|key| self.release(key)));
+        revive(&mut transaction, &ripe, &ripe_sets);
         transaction
     }
 
     /// Everything the kernel holds.
     pub fn program(&self) -> Program {
-        let picks = self.picks.iter().map(|count| (ChainName::Pick(*count), pick_chain(*count)));
-        let pick_elements = self.picks.iter().map(|count| pick_element(*count));
-        let shared = self.shared.keys().map(|key| (*key, Value::Member));
-        let own = self.ports.iter().flat_map(|(name, installed)| installed.own(name));
-        Program {
-            family: self.family,
-            chains: self.fixed.clone().into_iter().chain(picks).collect(),
-            elements: pick_elements.chain(shared).chain(own).collect(),
+        let mut chains = fixed_chains(&self.surroundings, self.family);
+        let mut elements: BTreeMap<_, _> = fixed_elements(&self.surroundings).collect();
+        let mut affinity = self.retired_sets.clone();
+        chains.extend(self.retired_chains.iter().map(|name| (name.clone(), Chain::default())));
+        for class in &self.classes {
+            let wanted = behind(*class);
+            chains.extend(wanted.map(|name| (name.clone(), definition(&name, &self.surroundings))));
+            elements.extend([pick_element(*class)]);
         }
+        elements.extend(self.shared.keys().map(|key| (*key, Value::Member)));
+        for (name, installed) in &self.ports {
+            let needs = installed.needs(name, &self.surroundings);
+            elements.extend(needs.own);
+            chains.extend(needs.chains);
+            affinity.extend(needs.sets);
+        }
+        Program { family: self.family, chains, elements, affinity }
+    }
+
+    /// Notes what must be done to get from one state of a service port to the next; returns the
+    /// shared elements that it needs no more.
+    fn install(
+        &mut self,
+        name: Arc<ServicePortName>,
+        before: Installed,
+        now: Installed,
+        transaction: &mut Transaction,
+    ) -> BTreeSet<Key> {
+        let old = before.needs(&name, &self.surroundings);
+        let new = now.needs(&name, &self.surroundings);
+        for class in &new.classes {
+            self.add_class(*class, transaction);
+        }
+        compare(&old.own, &new.own, transaction);
+        for key in &new.shared {
+            let count = self.shared.entry(*key).or_default();
+            *count += 1;
+            if *count == 1 {
+                transaction.add.push((*key, Value::Member));
+            }
+        }
+        transaction.add_sets.extend(new.sets.difference(&old.sets).cloned());
+        for (name, chain) in &new.chains {
+            match old.chains.get(name) {
+                None => transaction.add_chains.push((name.clone(), chain.clone())),
+                Some(was) if was != chain => {
+                    transaction.rewrite.push((name.clone(), chain.rules.clone()));
+                }
+                Some(_) => {}
+            }
+        }
+        for name in old.chains.keys().filter(|name| !new.chains.contains_key(name)) {
+            transaction.rewrite.push((name.clone(), Vec::new()));
+            self.retired_chains.insert(name.clone());
+        }
+        self.retired_sets.extend(old.sets.difference(&new.sets).cloned());
+        if now.port.is_some() {
+            self.ports.insert(name, now);
+        }
+        old.shared
+    }
+
+    fn add_class(&mut self, class: Class, transaction: &mut Transaction) {
+        if self.classes.contains(&class) {
+            return;
+        }
+        for chain in behind(class) {
+            // Another class may have brought the same `pick-N` along.
+            if !self.classes.iter().any(|known| behind(*known).any(|name| name == chain)) {
+                let rules = definition(&chain, &self.surroundings);
+                transaction.add_chains.push((chain, rules));
+            }
+        }
+        self.classes.insert(class);
+        transaction.add.push(pick_element(class));
     }
 
     fn release(&mut self, key: &Key) -> bool {
@@ -103,28 +178,70 @@ impl Layout {
     }
 }
 
+/// What was to be deleted now but is needed again stays: a chain gets its new rules, a set keeps
+/// what it remembers.
+fn revive(
+    transaction: &mut Transaction,
+    ripe: &BTreeSet<ChainName>,
+    ripe_sets: &BTreeSet<AffinitySet>,
+) {
+    let Transaction { add_chains, rewrite, add_sets, .. } = transaction;
+    let again: Vec<_> = add_chains.extract_if(.., |(name, _)| ripe.contains(name)).collect();
+    let revived: BTreeSet<_> = again.iter().map(|(name, _)| name.clone()).collect();
+    rewrite.extend(again.into_iter().map(|(name, chain)| (name, chain.rules)));
+    transaction.delete_chains.extend(ripe.difference(&revived).cloned());
+    let kept: BTreeSet<_> = add_sets.extract_if(.., |set| ripe_sets.contains(set)).collect();
+    transaction.delete_sets.extend(ripe_sets.difference(&kept).cloned());
+}
+
 impl Installed {
-    fn next(&self, port: Option<&ServicePort>, frontends: Vec<Vip>) -> Self {
+    fn next(&self, port: Option<&ServicePort>, frontends: Vec<(Frontend, FrontendKind)>) -> Self {
         let Some(port) = port.filter(|_| !frontends.is_empty()) else { return Self::default() };
         let mut port = port.clone();
-        if let Some(before) = &self.port {
+        // Only slots need to stay in place; where there are none, the order is the table's.
+        if let Some(before) = self.port.as_ref().filter(|_| port.affinity.is_none()) {
             port.cluster = assign_slots(&before.cluster, &port.cluster);
             port.local = assign_slots(&before.local, &port.local);
         }
         Self { frontends, port: Some(port) }
     }
 
-    fn handling(&self) -> Option<Handling<'_>> {
-        self.port.as_ref().map(|port| port.handling(port.internal_policy))
+    /// The slots that a kernel has for a service port, as far as they are still wanted.
+    fn found(
+        table: &ForwardingTable,
+        name: &ServicePortName,
+        kernel: &BTreeMap<Key, Value>,
+    ) -> Self {
+        let Some(mut port) = table.get(name).cloned() else { return Self::default() };
+        let frontends = table.frontends_of(name);
+        let frontend = |internal: bool| {
+            let wanted = |kind: FrontendKind| (kind == FrontendKind::ClusterIp) == internal;
+            Some(frontends.iter().find(|(_, kind)| wanted(*kind))?.0)
+        };
+        let (cluster, local) = match port.internal_policy {
+            TrafficPolicy::Cluster => {
+                let cluster = frontend(true).or(frontend(false));
+                (cluster, frontend(false).map(|f| Key::LocalEndpoint(f, 0)))
+            }
+            TrafficPolicy::Local => (frontend(false), frontend(true).map(|f| Key::Endpoint(f, 0))),
+        };
+        let order = |first: Option<Key>, wanted: &[Target]| -> Vec<Target> {
+            let keys = (0..).map_while(|slot| Some(first?.at_slot(slot)));
+            let target = |value: &Value| match value {
+                Value::Target(socket) => wanted.iter().find(|t| t.socket() == *socket).copied(),
+                _ => None,
+            };
+            keys.map_while(|key| kernel.get(&key)).filter_map(target).collect()
+        };
+        port.cluster = order(cluster.map(|f| Key::Endpoint(f, 0)), &port.cluster);
+        port.local = order(local, &port.local);
+        Self { frontends, port: Some(port) }
     }
 
-    fn own(&self, name: &Arc<ServicePortName>) -> Vec<(Key, Value)> {
-        self.handling().map(|h| own_elements(name, &self.frontends, h)).unwrap_or_default()
-    }
-
-    fn shared(&self, name: &ServicePortName) -> Vec<Key> {
-        let keys = |handling| shared_keys(name, &self.frontends, handling).collect();
-        self.handling().map(keys).unwrap_or_default()
+    fn needs(&self, name: &Arc<ServicePortName>, surroundings: &Surroundings) -> Needs {
+        let port = self.port.as_ref();
+        let needs = |port| Needs::of(name, &self.frontends, port, surroundings);
+        port.map(needs).unwrap_or_default()
     }
 }
 

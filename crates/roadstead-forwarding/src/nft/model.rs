@@ -1,27 +1,16 @@
 //! Our subset of nftables, as values.
 
-use std::collections::BTreeMap;
-use std::fmt;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use crate::service::{IpFamily, Protocol, ServicePortName};
+use super::names::{AffinitySet, ChainName, SetName};
+use crate::service::{Frontend, Host, IpFamily, Protocol, ServicePortName};
 
 /// The name of the table, in either family. It is kube-proxy's, so that only one of us is active.
 pub const TABLE: &str = "kube-proxy";
-
-/// A frontend with an address of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Vip {
-    /// The virtual address.
-    pub address: IpAddr,
-    /// The protocol.
-    pub protocol: Protocol,
-    /// The Service port.
-    pub port: u16,
-}
 
 /// Everything in the kernel's table: the complete desired (or present) state.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,19 +21,27 @@ pub struct Program {
     pub chains: BTreeMap<ChainName, Chain>,
     /// What the sets and maps hold.
     pub elements: BTreeMap<Key, Value>,
+    /// The sets in which rules note who uses a target. What they hold is the kernel's business.
+    pub affinity: BTreeSet<AffinitySet>,
 }
 
 /// A change to a program. All of it happens, or nothing does.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Transaction {
-    /// Chains to create, by their number of slots, with their elements in `picks`. They are never
-    /// deleted one by one: an unused one is harmless, and old kernels release references too late
-    /// to delete one safely.
-    pub add_picks: Vec<u32>,
+    /// Affinity sets to create.
+    pub add_sets: Vec<AffinitySet>,
+    /// Chains to create.
+    pub add_chains: Vec<(ChainName, Chain)>,
     /// Elements to delete, before any are added.
     pub delete: Vec<Key>,
     /// Elements to add.
     pub add: Vec<(Key, Value)>,
+    /// Chains whose rules are replaced by these.
+    pub rewrite: Vec<(ChainName, Vec<Rule>)>,
+    /// Chains to delete; nothing refers to them any more.
+    pub delete_chains: Vec<ChainName>,
+    /// Affinity sets to delete.
+    pub delete_sets: Vec<AffinitySet>,
 }
 
 impl Transaction {
@@ -55,30 +52,18 @@ impl Transaction {
 
     /// How many operations the kernel has to carry out.
     pub fn operations(&self) -> usize {
-        self.add_picks.len() + self.delete.len() + self.add.len()
-    }
-}
-
-/// The names of our chains.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum ChainName {
-    /// One of the fixed chains.
-    Fixed(&'static str),
-    /// `pick-N`: forwards to one of N slots.
-    Pick(u32),
-}
-
-impl fmt::Display for ChainName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ChainName::Fixed(name) => f.write_str(name),
-            ChainName::Pick(count) => write!(f, "pick-{count}"),
-        }
+        self.add_sets.len()
+            + self.add_chains.len()
+            + self.delete.len()
+            + self.add.len()
+            + self.rewrite.len()
+            + self.delete_chains.len()
+            + self.delete_sets.len()
     }
 }
 
 /// A list of rules, perhaps attached to a hook.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Chain {
     /// Set on base chains only.
     pub base: Option<Base>,
@@ -132,37 +117,72 @@ pub enum Statement {
     IsNew,
     /// `ct status dnat`: we have forwarded it, or somebody else has.
     IsTranslated,
-    /// `ip saddr != network`.
-    SourceOutside(IpNet),
+    /// `ip saddr network` or `ip saddr != network`.
+    Source(Is, IpNet),
+    /// `ip daddr network` or `ip daddr != network`.
+    Destination(Is, IpNet),
+    /// `iifname name` or `iifname != name`.
+    Interface(Is, String),
+    /// `iifname "name*"` or `iifname != "name*"`.
+    InterfacePrefix(Is, String),
+    /// `fib saddr type local`: one of the node's own addresses.
+    SourceIsOurs,
+    /// `fib daddr type local`.
+    DestinationIsOurs,
+    /// `meta l4proto tcp`.
+    ProtocolIs(Protocol),
     /// `meta mark & bits == 0`.
     MarkClear(u32),
-    /// `fields @set`.
-    Member(&'static [Field], SetName),
+    /// `fields @set` or `fields != @set`.
+    Member(&'static [Field], Is, SetName),
+    /// `ip saddr @set`: the sender has used this target not long ago.
+    Remembered(AffinitySet),
+    /// `update @set { ip saddr }`: the sender uses this target now.
+    Remember(AffinitySet),
+    /// `numgen random mod N 0`: once in so many times.
+    OnceIn(u32),
     /// `meta mark set meta mark | bits`.
     SetMark(u32),
     /// `meta mark set meta mark ^ bits`.
     FlipMark(u32),
-    /// `meta priority set fields map @map`: remembers how many slots the frontend has.
+    /// `meta priority set fields map @map`: remembers how the frontend is carried.
     ///
     /// A packet's priority is the one place where a value can be kept from one lookup to the next
     /// without disturbing anybody: marks belong to others, too. Nobody reads it before we clear it.
-    RememberCount(&'static [Field], SetName),
+    RememberClass(&'static [Field], SetName),
     /// `meta priority vmap @map`: goes on by what was remembered.
-    GotoByCount(SetName),
+    GotoByClass(SetName),
     /// `meta priority set none`: forgets it.
-    ForgetCount,
-    /// `dnat to ip daddr . meta l4proto . th dport . numgen random mod N map @map`.
-    DestinationFromSlot(u32, SetName),
+    ForgetClass,
+    /// `fields vmap @map`: goes on by what the map says.
+    GotoByFields(&'static [Field], SetName),
+    /// `dnat to fields . numgen random mod N map @map`.
+    DestinationFromSlot(&'static [Field], u32, SetName),
+    /// `dnat to address:port`.
+    DestinationTo(SocketAddr),
     /// `masquerade fully-random`.
     Masquerade,
     /// `reject`.
     Reject,
     /// `drop`.
     Drop,
+    /// `accept`.
+    Accept,
     /// `return`.
     Return,
     /// `jump chain`.
     Jump(ChainName),
+    /// `goto chain`: jumps and does not come back.
+    Goto(ChainName),
+}
+
+/// Whether a condition is turned around.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Is {
+    /// It holds.
+    In,
+    /// It does not hold.
+    NotIn,
 }
 
 /// What a rule can read from a packet.
@@ -178,109 +198,45 @@ pub enum Field {
     Port,
 }
 
-/// The key of a frontend.
-pub const FRONTEND: &[Field] = &[Field::Destination, Field::Protocol, Field::Port];
+/// The key of a frontend with an address of its own.
+pub const ADDRESS_KEY: &[Field] = &[Field::Destination, Field::Protocol, Field::Port];
+/// The key of a node port.
+pub const NODE_PORT_KEY: &[Field] = &[Field::Protocol, Field::Port];
 
-/// Our sets and maps.
+/// How connections to a frontend go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum SetName {
-    /// All ClusterIPs.
-    ClusterIps,
-    /// Endpoints of this node calling themselves.
-    HairpinConnections,
-    /// Frontend to its number of slots. A verdict for each would make the kernel check all of
-    /// them whenever one is added, to see that no chains lead in a circle.
-    ServiceIps,
-    /// Number of slots to `pick-N`.
-    Picks,
-    /// Frontends without any endpoint.
-    NoEndpointServices,
-    /// Frontends without an endpoint that policy lets us use from here.
-    NoLocalEndpointServices,
-    /// Frontend and slot to target.
-    Endpoints,
+pub struct Class {
+    /// Which way.
+    pub way: Way,
+    /// To how many targets.
+    pub count: u32,
 }
 
-impl SetName {
-    /// All of them, in the order of creation.
-    pub const ALL: [SetName; 7] = [
-        SetName::ClusterIps,
-        SetName::HairpinConnections,
-        SetName::ServiceIps,
-        SetName::Picks,
-        SetName::NoEndpointServices,
-        SetName::NoLocalEndpointServices,
-        SetName::Endpoints,
-    ];
-
-    /// The name in the kernel.
-    pub fn name(self) -> &'static str {
-        match self {
-            SetName::ClusterIps => "cluster-ips",
-            SetName::HairpinConnections => "hairpin-connections",
-            SetName::ServiceIps => "service-ips",
-            SetName::Picks => "picks",
-            SetName::NoEndpointServices => "no-endpoint-services",
-            SetName::NoLocalEndpointServices => "no-local-endpoint-services",
-            SetName::Endpoints => "endpoints",
-        }
-    }
-
-    /// The types that its keys are made of.
-    pub fn key_types(self) -> &'static [Type] {
-        match self {
-            SetName::ClusterIps => &[Type::Address],
-            SetName::HairpinConnections => {
-                &[Type::Address, Type::Address, Type::Protocol, Type::Port]
-            }
-            SetName::ServiceIps
-            | SetName::NoEndpointServices
-            | SetName::NoLocalEndpointServices => &[Type::Address, Type::Protocol, Type::Port],
-            SetName::Picks => &[Type::Count],
-            SetName::Endpoints => &[Type::Address, Type::Protocol, Type::Port, Type::Mark],
-        }
-    }
-
-    /// What its keys map to.
-    pub fn data(self) -> Data {
-        match self {
-            SetName::ClusterIps
-            | SetName::HairpinConnections
-            | SetName::NoEndpointServices
-            | SetName::NoLocalEndpointServices => Data::Nothing,
-            SetName::ServiceIps => Data::Count,
-            SetName::Picks => Data::Verdict,
-            SetName::Endpoints => Data::Target,
-        }
-    }
+/// The ways to a target; the numbers tell them apart in the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Way {
+    /// Straight to a target.
+    Plain = 1,
+    /// Masqueraded to a target: external traffic under policy Cluster.
+    External = 2,
+    /// Pods and the node go to any target, everybody else to a local one.
+    Shortcut = 3,
+    /// Straight to a local target.
+    Local = 4,
+    /// `External`, for a node port.
+    NodePortExternal = 5,
+    /// `Shortcut`, for a node port.
+    NodePortShortcut = 6,
+    /// `Local`, for a node port.
+    NodePortLocal = 7,
 }
 
-/// The types of key fields.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Type {
-    /// `ipv4_addr` or `ipv6_addr`.
-    Address,
-    /// `inet_proto`.
-    Protocol,
-    /// `inet_service`.
-    Port,
-    /// `mark`; we use it for slots, as the only plain 32-bit number that a set can be declared of.
-    Mark,
-    /// `classid`, the type of priorities.
-    Count,
-}
-
-/// What a set or map holds under each key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Data {
-    /// It is a set.
-    Nothing,
-    /// It is a map to a number of slots.
-    Count,
-    /// It is a verdict map.
-    Verdict,
-    /// It is a map to `ipv4_addr . inet_service`.
-    Target,
+impl Class {
+    /// As the kernel keeps it. nft cannot read back a priority below 1:0.
+    pub fn number(self) -> u32 {
+        (u32::from(self.way as u8) << 16) | self.count
+    }
 }
 
 /// The key of an element, which says which set it is in.
@@ -288,18 +244,30 @@ pub enum Data {
 pub enum Key {
     /// In `cluster-ips`.
     ClusterIp(IpAddr),
+    /// In `nodeport-ips`.
+    NodePortIp(IpAddr),
     /// In `hairpin-connections`: from this endpoint to itself.
     Hairpin(IpAddr, Protocol, u16),
-    /// In `service-ips`.
-    Service(Vip),
-    /// In `picks`.
-    Pick(u32),
-    /// In `no-endpoint-services`.
-    NoEndpoint(Vip),
-    /// In `no-local-endpoint-services`.
-    NoLocalEndpoint(Vip),
-    /// In `endpoints`: a slot of a frontend.
-    Endpoint(Vip, u32),
+    /// In `service-ips` or `service-nodeports`.
+    Service(Frontend),
+    /// In `local-service-ips` or `local-service-nodeports`.
+    LocalService(Frontend),
+    /// In `affinity-services` or `affinity-nodeports`.
+    Affinity(Frontend),
+    /// In `picks` or `local-picks`.
+    Pick(Class),
+    /// In `no-endpoint-services` or `no-endpoint-nodeports`.
+    NoEndpoint(Frontend),
+    /// In `no-local-endpoint-services` or `no-local-endpoint-nodeports`.
+    NoLocalEndpoint(Frontend),
+    /// In `firewall-ips`.
+    Firewalled(Frontend),
+    /// In `firewall-allowed`: who may call a frontend.
+    Allowed(Frontend, IpNet),
+    /// In `endpoints` or `nodeport-endpoints`: a slot of a frontend.
+    Endpoint(Frontend, u32),
+    /// In `local-endpoints` or `local-nodeport-endpoints`.
+    LocalEndpoint(Frontend, u32),
 }
 
 /// One field of a key.
@@ -307,52 +275,84 @@ pub enum Key {
 pub enum KeyField {
     /// An address.
     Address(IpAddr),
+    /// All addresses of a network.
+    Network(IpNet),
     /// A protocol.
     Protocol(Protocol),
     /// A port.
     Port(u16),
     /// A slot.
     Mark(u32),
-    /// A number of slots.
-    Count(u32),
+    /// How a frontend is carried.
+    Class(Class),
 }
 
 impl Key {
     /// The set or map it is in.
     pub fn set(&self) -> SetName {
+        let by_host = |f: &Frontend, address, node| match f.host {
+            Host::Address(_) => address,
+            Host::Node => node,
+        };
+        use SetName as S;
         match self {
-            Key::ClusterIp(_) => SetName::ClusterIps,
-            Key::Hairpin(..) => SetName::HairpinConnections,
-            Key::Service(_) => SetName::ServiceIps,
-            Key::Pick(_) => SetName::Picks,
-            Key::NoEndpoint(_) => SetName::NoEndpointServices,
-            Key::NoLocalEndpoint(_) => SetName::NoLocalEndpointServices,
-            Key::Endpoint(..) => SetName::Endpoints,
+            Key::ClusterIp(_) => S::ClusterIps,
+            Key::NodePortIp(_) => S::NodePortIps,
+            Key::Hairpin(..) => S::HairpinConnections,
+            Key::Service(f) => by_host(f, S::ServiceIps, S::ServiceNodePorts),
+            Key::LocalService(f) => by_host(f, S::LocalServiceIps, S::LocalServiceNodePorts),
+            Key::Affinity(f) => by_host(f, S::AffinityServices, S::AffinityNodePorts),
+            Key::Pick(Class { way: Way::Local | Way::NodePortLocal, .. }) => S::LocalPicks,
+            Key::Pick(_) => S::Picks,
+            Key::NoEndpoint(f) => by_host(f, S::NoEndpointServices, S::NoEndpointNodePorts),
+            Key::NoLocalEndpoint(f) => {
+                by_host(f, S::NoLocalEndpointServices, S::NoLocalEndpointNodePorts)
+            }
+            Key::Firewalled(_) => S::FirewallIps,
+            Key::Allowed(..) => S::FirewallAllowed,
+            Key::Endpoint(f, _) => by_host(f, S::Endpoints, S::NodePortEndpoints),
+            Key::LocalEndpoint(f, _) => by_host(f, S::LocalEndpoints, S::LocalNodePortEndpoints),
+        }
+    }
+
+    /// The same frontend's key for another slot.
+    pub fn at_slot(self, slot: u32) -> Self {
+        match self {
+            Key::Endpoint(frontend, _) => Key::Endpoint(frontend, slot),
+            Key::LocalEndpoint(frontend, _) => Key::LocalEndpoint(frontend, slot),
+            other => other,
         }
     }
 
     /// Its fields, of the types that the set declares.
     pub fn fields(&self) -> impl Iterator<Item = KeyField> {
-        use KeyField::{Address, Count, Mark, Port, Protocol};
-        let frontend =
-            |f: &Vip| [Some(Address(f.address)), Some(Protocol(f.protocol)), Some(Port(f.port))];
+        use KeyField::{Address, Mark, Network, Port, Protocol};
+        let of = |f: &Frontend, last: Option<KeyField>| {
+            let address = match f.host {
+                Host::Address(address) => Some(Address(address)),
+                Host::Node => None,
+            };
+            [address, Some(Protocol(f.protocol)), Some(Port(f.port)), last]
+        };
         let fields = match self {
-            Key::ClusterIp(address) => [Some(Address(*address)), None, None, None],
+            Key::ClusterIp(address) | Key::NodePortIp(address) => {
+                [Some(Address(*address)), None, None, None]
+            }
             Key::Hairpin(address, protocol, port) => [
                 Some(Address(*address)),
                 Some(Address(*address)),
                 Some(Protocol(*protocol)),
                 Some(Port(*port)),
             ],
-            Key::Pick(count) => [Some(Count(*count)), None, None, None],
-            Key::Service(f) | Key::NoEndpoint(f) | Key::NoLocalEndpoint(f) => {
-                let [address, protocol, port] = frontend(f);
-                [address, protocol, port, None]
-            }
-            Key::Endpoint(f, slot) => {
-                let [address, protocol, port] = frontend(f);
-                [address, protocol, port, Some(Mark(*slot))]
-            }
+            Key::Pick(class) => [Some(KeyField::Class(*class)), None, None, None],
+            Key::Service(f)
+            | Key::LocalService(f)
+            | Key::Affinity(f)
+            | Key::NoEndpoint(f)
+            | Key::NoLocalEndpoint(f)
+            | Key::Firewalled(f) => of(f, None),
+            Key::Allowed(f, network) => of(f, Some(Network(*network))),
+            Key::Endpoint(f, slot) | Key::LocalEndpoint(f, slot) => of(f, Some(Mark(*slot))),
         };
         fields.into_iter().flatten()
     }
@@ -364,9 +364,9 @@ pub enum Value {
     /// Being there is all.
     Member,
     /// A frontend of this service, which `nft list` shows as a comment.
-    Unserved(Arc<ServicePortName>),
-    /// How many slots a frontend of this service has.
-    Slots(u32, Arc<ServicePortName>),
+    Named(Arc<ServicePortName>),
+    /// How a frontend of this service is carried.
+    Class(Class, Arc<ServicePortName>),
     /// Go on in that chain, and do not come back.
     Goto(ChainName),
     /// Where a slot leads.

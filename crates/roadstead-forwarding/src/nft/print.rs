@@ -6,11 +6,17 @@
 
 use std::fmt;
 
+use ipnet::IpNet;
+
 use super::model::{
-    Base, Chain, ChainKind, Data, Field, Hook, Key, KeyField, Program, Rule, SetName, Statement,
-    TABLE, Type, Value,
+    Base, Chain, ChainKind, Class, Field, Hook, Is, Key, KeyField, Program, Rule, Statement, TABLE,
+    Value,
 };
+use super::names::{AffinitySet, Data, SetName, Slots, Type};
 use crate::service::{IpFamily, ServicePortName};
+
+/// So many clients at most are remembered for one target, as nft itself would have it.
+pub const AFFINITY_SIZE: u32 = 65_535;
 
 /// Longer comments are refused by nft.
 const COMMENT_LIMIT: usize = 127;
@@ -20,6 +26,9 @@ impl fmt::Display for Program {
         writeln!(f, "table {} {TABLE} {{", word(self.family))?;
         for set in SetName::ALL {
             self.print_set(f, set)?;
+        }
+        for set in &self.affinity {
+            print_affinity(f, self.family, set)?;
         }
         // Chains may refer to sets and to each other, and nft sorts that out.
         for (name, chain) in &self.chains {
@@ -36,6 +45,9 @@ impl Program {
         let kind = if set.data() == Data::Nothing { "set" } else { "map" };
         writeln!(f, "\t{kind} {} {{", set.name())?;
         writeln!(f, "\t\t{}", declaration(self.family, set))?;
+        if set.has_ranges() {
+            writeln!(f, "\t\tflags interval")?;
+        }
         let elements: Vec<_> = self.elements.iter().filter(|(key, _)| key.set() == set).collect();
         if !elements.is_empty() {
             writeln!(f, "\t\telements = {{")?;
@@ -55,28 +67,41 @@ fn word(family: IpFamily) -> &'static str {
     }
 }
 
-fn declaration(family: IpFamily, set: SetName) -> String {
-    let ip = word(family);
-    if set == SetName::Endpoints {
-        return format!(
-            "typeof {ip} daddr . meta l4proto . th dport . numgen random mod 2 : {ip} daddr . th dport"
-        );
-    }
-    let address = match family {
+fn print_affinity(f: &mut fmt::Formatter<'_>, family: IpFamily, set: &AffinitySet) -> fmt::Result {
+    writeln!(f, "\tset {set} {{")?;
+    writeln!(f, "\t\ttype {}", address_type(family))?;
+    writeln!(f, "\t\tsize {AFFINITY_SIZE}")?;
+    writeln!(f, "\t\tflags dynamic,timeout")?;
+    writeln!(f, "\t\ttimeout {}s", set.timeout.as_secs())?;
+    writeln!(f, "\t}}")
+}
+
+fn address_type(family: IpFamily) -> &'static str {
+    match family {
         IpFamily::V4 => "ipv4_addr",
         IpFamily::V6 => "ipv6_addr",
-    };
+    }
+}
+
+fn declaration(family: IpFamily, set: SetName) -> String {
+    let ip = word(family);
+    let slots = [Slots::Address, Slots::LocalAddress, Slots::NodePort, Slots::LocalNodePort];
+    if let Some(slots) = slots.into_iter().find(|slots| slots.set() == set) {
+        let key = loads(ip, slots.fields());
+        return format!("typeof {key} . numgen random mod 2 : {ip} daddr . th dport");
+    }
+    let address = address_type(family);
     let name = |kind: &Type| match kind {
         Type::Address => address,
         Type::Protocol => "inet_proto",
         Type::Port => "inet_service",
         Type::Mark => "mark",
-        Type::Count => "classid",
+        Type::Class => "classid",
     };
     let key = set.key_types().iter().map(name).collect::<Vec<_>>().join(" . ");
     match set.data() {
         Data::Verdict => format!("type {key} : verdict"),
-        Data::Count => format!("type {key} : classid"),
+        Data::Class => format!("type {key} : classid"),
         _ => format!("type {key}"),
     }
 }
@@ -87,14 +112,18 @@ fn element(key: &Key, value: &Value) -> String {
         KeyField::Protocol(protocol) => protocol.to_string(),
         KeyField::Port(port) => port.to_string(),
         KeyField::Mark(slot) => slot.to_string(),
-        KeyField::Count(count) => class(count),
+        KeyField::Network(network) if network.prefix_len() == network.max_prefix_len() => {
+            network.addr().to_string()
+        }
+        KeyField::Network(network) => network.to_string(),
+        KeyField::Class(class) => class_text(class),
     };
     let key = key.fields().map(field).collect::<Vec<_>>().join(" . ");
     match value {
         Value::Member => key,
-        Value::Unserved(service) => format!("{key} comment \"{}\"", comment(service)),
-        Value::Slots(count, service) => {
-            format!("{key} comment \"{}\" : {}", comment(service), class(*count))
+        Value::Named(service) => format!("{key} comment \"{}\"", comment(service)),
+        Value::Class(class, service) => {
+            format!("{key} comment \"{}\" : {}", comment(service), class_text(*class))
         }
         Value::Goto(chain) => format!("{key} : goto {chain}"),
         Value::Target(target) => format!("{key} : {} . {}", target.ip(), target.port()),
@@ -104,18 +133,15 @@ fn element(key: &Key, value: &Value) -> String {
 /// The comment on an element of a service.
 pub fn comment(service: &ServicePortName) -> String {
     let mut text = service.to_string();
-    text.truncate(COMMENT_LIMIT);
+    let cut = (0..=COMMENT_LIMIT.min(text.len())).rev().find(|at| text.is_char_boundary(*at));
+    text.truncate(cut.unwrap_or(0));
+    text.retain(|c| c != '"' && !c.is_control());
     text
 }
 
-/// A number of slots as the kernel keeps it. nft cannot read back a priority below 1:0.
-pub fn count_number(count: u32) -> u32 {
-    (1 << 16) + count
-}
-
-/// The same as nft writes it, in hexadecimal.
-fn class(count: u32) -> String {
-    let number = count_number(count);
+/// A class as nft writes it, in hexadecimal.
+fn class_text(class: Class) -> String {
+    let number = class.number();
     format!("{:x}:{:x}", number >> 16, number & 0xffff)
 }
 
@@ -140,7 +166,8 @@ fn print_chain(f: &mut fmt::Formatter<'_>, family: IpFamily, chain: &Chain) -> f
     Ok(())
 }
 
-fn rule_text(family: IpFamily, rule: &Rule) -> String {
+/// A rule as nft writes it.
+pub fn rule_text(family: IpFamily, rule: &Rule) -> String {
     rule.iter().map(|s| statement(family, s)).collect::<Vec<_>>().join(" ")
 }
 
@@ -149,25 +176,57 @@ fn statement(family: IpFamily, statement: &Statement) -> String {
     match statement {
         Statement::IsNew => "ct state new".into(),
         Statement::IsTranslated => "ct status dnat".into(),
-        Statement::SourceOutside(network) => format!("{ip} saddr != {network}"),
+        Statement::Source(is, net) => format!("{ip} saddr {}{}", not(*is), network(net)),
+        Statement::Destination(is, net) => format!("{ip} daddr {}{}", not(*is), network(net)),
+        Statement::Interface(is, name) => format!("iifname {}\"{name}\"", not(*is)),
+        Statement::InterfacePrefix(is, name) => format!("iifname {}\"{name}*\"", not(*is)),
+        Statement::SourceIsOurs => "fib saddr type local".into(),
+        Statement::DestinationIsOurs => "fib daddr type local".into(),
+        Statement::ProtocolIs(protocol) => format!("meta l4proto {protocol}"),
         Statement::MarkClear(bits) => format!("meta mark & {bits:#010x} == 0x00000000"),
-        Statement::Member(fields, set) => format!("{} @{}", loads(ip, fields), set.name()),
+        Statement::Member(fields, is, set) => {
+            format!("{} {}@{}", loads(ip, fields), not(*is), set.name())
+        }
+        Statement::Remembered(set) => format!("{ip} saddr @{set}"),
+        Statement::Remember(set) => format!("update @{set} {{ {ip} saddr }}"),
+        Statement::OnceIn(count) => format!("numgen random mod {count} 0"),
         Statement::SetMark(bits) => format!("meta mark set meta mark | {bits:#010x}"),
         Statement::FlipMark(bits) => format!("meta mark set meta mark ^ {bits:#010x}"),
-        Statement::RememberCount(fields, map) => {
+        Statement::RememberClass(fields, map) => {
             format!("meta priority set {} map @{}", loads(ip, fields), map.name())
         }
-        Statement::GotoByCount(map) => format!("meta priority vmap @{}", map.name()),
-        Statement::ForgetCount => "meta priority set none".into(),
-        Statement::DestinationFromSlot(count, map) => format!(
-            "dnat {ip} to {ip} daddr . meta l4proto . th dport . numgen random mod {count} map @{}",
+        Statement::GotoByClass(map) => format!("meta priority vmap @{}", map.name()),
+        Statement::ForgetClass => "meta priority set none".into(),
+        Statement::GotoByFields(fields, map) => {
+            format!("{} vmap @{}", loads(ip, fields), map.name())
+        }
+        Statement::DestinationFromSlot(fields, count, map) => format!(
+            "dnat {ip} to {} . numgen random mod {count} map @{}",
+            loads(ip, fields),
             map.name()
         ),
+        Statement::DestinationTo(target) => format!("dnat to {target}"),
         Statement::Masquerade => "masquerade fully-random".into(),
         Statement::Reject => "reject".into(),
         Statement::Drop => "drop".into(),
+        Statement::Accept => "accept".into(),
         Statement::Return => "return".into(),
         Statement::Jump(chain) => format!("jump {chain}"),
+        Statement::Goto(chain) => format!("goto {chain}"),
+    }
+}
+
+fn not(is: Is) -> &'static str {
+    match is {
+        Is::In => "",
+        Is::NotIn => "!= ",
+    }
+}
+
+fn network(network: &IpNet) -> String {
+    match network.prefix_len() == network.max_prefix_len() {
+        true => network.addr().to_string(),
+        false => network.to_string(),
     }
 }
 

@@ -1,33 +1,54 @@
 //! Follows the first packet of a connection through a program, trying every random draw.
 
-use super::model::{Chain, ChainName, Field, Hook, Key, Program, SetName, Statement, Value, Vip};
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+
+use super::model::{Chain, Field, Hook, Is, Key, Program, Statement, Value};
+use super::names::{ChainName, SetName};
 use crate::packet::{Origin, Outcome, Packet};
+use crate::service::{Frontend, Host};
+
+/// What a trace must know besides the program.
+#[derive(Clone, Debug)]
+pub struct Situation<'a> {
+    /// The packet.
+    pub packet: &'a Packet,
+    /// All addresses of the node.
+    pub node_addresses: &'a BTreeSet<IpAddr>,
+    /// The target that the sender was forwarded to before, if that is still remembered.
+    pub before: Option<SocketAddr>,
+}
 
 /// One way a packet can go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
     /// Where it ends.
     pub outcome: Outcome,
-    /// It is taken once in so many times.
-    pub one_in: u64,
+    /// How likely it is, as numerator and denominator.
+    pub chance: (u64, u64),
 }
 
 /// Returns all the ways a packet can go through the program.
-pub fn trace(program: &Program, packet: &Packet) -> Vec<Path> {
+pub fn trace(program: &Program, situation: &Situation<'_>) -> Vec<Path> {
     let mut paths = Vec::new();
     let mut draws = Draws::default();
     loop {
         let mut walk = Walk {
             program,
-            packet: packet.clone(),
+            situation,
+            packet: situation.packet.clone(),
             mark: 0,
             remembered: None,
             forwarded: false,
             draws,
         };
         let outcome = walk.run();
-        let one_in = walk.draws.made.iter().map(|draw| u64::from(draw.below)).product();
-        paths.push(Path { outcome, one_in });
+        let product = |(n, d): (u64, u64), draw: &Draw| {
+            let (numerator, denominator) = draw.chance();
+            (n * numerator, d * denominator)
+        };
+        let chance = walk.draws.made.iter().fold((1, 1), product);
+        paths.push(Path { outcome, chance });
         match walk.draws.next() {
             Some(next) => draws = next,
             None => return paths,
@@ -42,21 +63,37 @@ struct Draws {
     made: Vec<Draw>,
 }
 
+/// A random choice: one of `below` values, or whether one in `below` comes up (0 if it does).
 struct Draw {
     value: u32,
     below: u32,
+    yes_or_no: bool,
+}
+
+impl Draw {
+    fn choices(&self) -> u32 {
+        if self.yes_or_no { self.below.min(2) } else { self.below }
+    }
+
+    fn chance(&self) -> (u64, u64) {
+        let below = u64::from(self.below);
+        match (self.yes_or_no, self.value) {
+            (true, 1) => (below - 1, below),
+            _ => (1, below),
+        }
+    }
 }
 
 impl Draws {
-    fn draw(&mut self, below: u32) -> u32 {
+    fn draw(&mut self, below: u32, yes_or_no: bool) -> u32 {
         let value = self.prescribed.get(self.made.len()).copied().unwrap_or(0);
-        self.made.push(Draw { value, below });
+        self.made.push(Draw { value, below, yes_or_no });
         value
     }
 
     /// The next combination, counting up from the last draw.
     fn next(&self) -> Option<Draws> {
-        let last = self.made.iter().rposition(|draw| draw.value + 1 < draw.below)?;
+        let last = self.made.iter().rposition(|draw| draw.value + 1 < draw.choices())?;
         let mut prescribed: Vec<_> = self.made[..=last].iter().map(|draw| draw.value).collect();
         prescribed[last] += 1;
         Some(Draws { prescribed, made: Vec::new() })
@@ -75,25 +112,29 @@ enum End {
 
 struct Walk<'a> {
     program: &'a Program,
+    situation: &'a Situation<'a>,
     packet: Packet,
     mark: u32,
-    /// The packet's priority, in which we keep a number of slots.
-    remembered: Option<u32>,
+    /// The packet's priority, in which we keep a class.
+    remembered: Option<Key>,
     forwarded: bool,
     draws: Draws,
 }
 
-impl Walk<'_> {
+impl<'a> Walk<'a> {
     fn run(&mut self) -> Outcome {
-        let before_routing = match self.packet.origin {
-            Origin::Node => [Hook::Output].as_slice(),
-            Origin::Network(_) => &[Hook::Prerouting, Hook::Forward],
+        let first = match self.packet.origin {
+            Origin::Node => Hook::Output,
+            Origin::Network(_) => Hook::Prerouting,
         };
-        for hook in before_routing {
-            match self.hook(*hook) {
-                End::Drop => return Outcome::Drop,
-                End::Reject => return Outcome::Reject,
-                End::Return | End::Accept => {}
+        if let Some(outcome) = self.stopped_at(first) {
+            return outcome;
+        }
+        let is_ours = self.situation.node_addresses.contains(&self.packet.destination);
+        if first == Hook::Prerouting {
+            let second = if is_ours { Hook::Input } else { Hook::Forward };
+            if let Some(outcome) = self.stopped_at(second) {
+                return outcome;
             }
         }
         // Source translation accepts, so that masquerading shows in how the chains end.
@@ -103,6 +144,14 @@ impl Walk<'_> {
             Outcome::Forward { target, masquerade }
         } else {
             Outcome::Pass
+        }
+    }
+
+    fn stopped_at(&mut self, hook: Hook) -> Option<Outcome> {
+        match self.hook(hook) {
+            End::Drop => Some(Outcome::Drop),
+            End::Reject => Some(Outcome::Reject),
+            End::Return | End::Accept => None,
         }
     }
 
@@ -139,20 +188,37 @@ impl Walk<'_> {
         End::Return
     }
 
-    fn named(&mut self, name: ChainName) -> End {
+    fn named(&mut self, name: &ChainName) -> End {
         let program = self.program;
-        self.chain(&program.chains[&name])
+        self.chain(&program.chains[name])
     }
 
     fn statement(&mut self, statement: &Statement) -> Step {
-        match *statement {
+        let interface = match &self.packet.origin {
+            Origin::Node => "",
+            Origin::Network(name) => name,
+        };
+        let ours = &self.situation.node_addresses;
+        let is = |is: Is, holds: bool| Step::matches(holds == (is == Is::In));
+        match statement {
             Statement::IsNew => Step::Next,
             Statement::IsTranslated => Step::matches(self.forwarded),
-            Statement::SourceOutside(network) => {
-                Step::matches(!network.contains(&self.packet.source))
+            Statement::Source(sense, net) => is(*sense, net.contains(&self.packet.source)),
+            Statement::Destination(sense, net) => {
+                is(*sense, net.contains(&self.packet.destination))
             }
+            Statement::Interface(sense, name) => is(*sense, interface == name),
+            Statement::InterfacePrefix(sense, name) => {
+                is(*sense, interface.starts_with(name.as_str()))
+            }
+            Statement::SourceIsOurs => Step::matches(ours.contains(&self.packet.source)),
+            Statement::DestinationIsOurs => Step::matches(ours.contains(&self.packet.destination)),
+            Statement::ProtocolIs(protocol) => Step::matches(self.packet.protocol == *protocol),
             Statement::MarkClear(bits) => Step::matches(self.mark & bits == 0),
-            Statement::Member(fields, set) => Step::matches(self.find(fields, set).is_some()),
+            Statement::Member(fields, sense, set) => is(*sense, self.find(fields, *set).is_some()),
+            Statement::Remembered(set) => Step::matches(self.situation.before == Some(set.target)),
+            Statement::Remember(_) => Step::Next,
+            Statement::OnceIn(count) => Step::matches(self.draws.draw(*count, true) == 0),
             Statement::SetMark(bits) => {
                 self.mark |= bits;
                 Step::Next
@@ -161,23 +227,31 @@ impl Walk<'_> {
                 self.mark ^= bits;
                 Step::Next
             }
-            Statement::RememberCount(fields, map) => match self.find(fields, map) {
-                Some(Value::Slots(count, _)) => {
-                    self.remembered = Some(*count);
+            Statement::RememberClass(fields, map) => match self.find(fields, *map) {
+                Some(Value::Class(class, _)) => {
+                    self.remembered = Some(Key::Pick(*class));
                     Step::Next
                 }
                 _ => Step::NoMatch,
             },
-            Statement::GotoByCount(_) => match self.remembered_chain() {
-                Some(chain) => Step::End(self.named(chain)),
-                None => Step::NoMatch,
-            },
-            Statement::ForgetCount => {
+            Statement::GotoByClass(_) => {
+                let key = self.remembered;
+                self.goto(key.and_then(|key| self.program.elements.get(&key)))
+            }
+            Statement::ForgetClass => {
                 self.remembered = None;
                 Step::Next
             }
-            Statement::DestinationFromSlot(count, _) => self.forward(count),
-            Statement::Masquerade => Step::End(End::Accept),
+            Statement::GotoByFields(fields, map) => self.goto(self.find(fields, *map)),
+            Statement::DestinationFromSlot(fields, count, map) => {
+                let slot = self.draws.draw(*count, false);
+                match self.find_slot(fields, *map, slot) {
+                    Some(Value::Target(target)) => self.forward(*target),
+                    _ => Step::NoMatch,
+                }
+            }
+            Statement::DestinationTo(target) => self.forward(*target),
+            Statement::Masquerade | Statement::Accept => Step::End(End::Accept),
             Statement::Reject => Step::End(End::Reject),
             Statement::Drop => Step::End(End::Drop),
             Statement::Return => Step::End(End::Return),
@@ -185,55 +259,63 @@ impl Walk<'_> {
                 End::Return => Step::Next,
                 end => Step::End(end),
             },
+            Statement::Goto(chain) => Step::End(self.named(chain)),
         }
     }
 
-    fn forward(&mut self, count: u32) -> Step {
-        let slot = self.draws.draw(count);
-        match self.program.elements.get(&Key::Endpoint(self.frontend(), slot)) {
-            Some(Value::Target(target)) => {
-                self.packet.destination = target.ip();
-                self.packet.port = target.port();
-                self.forwarded = true;
-                Step::End(End::Accept)
+    fn goto(&mut self, found: Option<&Value>) -> Step {
+        match found {
+            Some(Value::Goto(chain)) => {
+                let chain = chain.clone();
+                Step::End(self.named(&chain))
             }
             _ => Step::NoMatch,
         }
     }
 
-    fn remembered_chain(&self) -> Option<ChainName> {
-        match self.program.elements.get(&Key::Pick(self.remembered?)) {
-            Some(Value::Goto(chain)) => Some(*chain),
-            _ => None,
-        }
+    fn forward(&mut self, target: SocketAddr) -> Step {
+        self.packet.destination = target.ip();
+        self.packet.port = target.port();
+        self.forwarded = true;
+        Step::End(End::Accept)
     }
 
-    fn frontend(&self) -> Vip {
-        let Packet { destination: address, protocol, port, .. } = self.packet;
-        Vip { address, protocol, port }
+    fn frontend(&self, fields: &[Field]) -> Frontend {
+        let Packet { destination, protocol, port, .. } = self.packet;
+        let has_address = fields.contains(&Field::Destination);
+        let host = if has_address { Host::Address(destination) } else { Host::Node };
+        Frontend { host, protocol, port }
     }
 
-    fn find(&self, fields: &[Field], set: SetName) -> Option<&Value> {
-        let Packet { source, destination, protocol, port, .. } = self.packet;
-        let key = match (fields, set) {
-            ([Field::Destination], SetName::ClusterIps) => Key::ClusterIp(destination),
-            ([Field::Destination, Field::Protocol, Field::Port], SetName::ServiceIps) => {
-                Key::Service(self.frontend())
-            }
-            ([Field::Destination, Field::Protocol, Field::Port], SetName::NoEndpointServices) => {
-                Key::NoEndpoint(self.frontend())
-            }
-            (
-                [Field::Destination, Field::Protocol, Field::Port],
-                SetName::NoLocalEndpointServices,
-            ) => Key::NoLocalEndpoint(self.frontend()),
-            (
-                [Field::Source, Field::Destination, Field::Protocol, Field::Port],
-                SetName::HairpinConnections,
-            ) if source == destination => Key::Hairpin(destination, protocol, port),
-            _ => return None,
-        };
+    fn find_slot(&self, fields: &[Field], map: SetName, slot: u32) -> Option<&Value> {
+        let frontend = self.frontend(fields);
+        let keys = [Key::Endpoint(frontend, slot), Key::LocalEndpoint(frontend, slot)];
+        let key = keys.into_iter().find(|key| key.set() == map)?;
         self.program.elements.get(&key)
+    }
+
+    fn find(&self, fields: &[Field], set: SetName) -> Option<&'a Value> {
+        let Packet { source, destination, protocol, port, .. } = self.packet;
+        let frontend = self.frontend(fields);
+        let elements = &self.program.elements;
+        if set == SetName::FirewallAllowed {
+            let allows = |key: &Key| matches!(key, Key::Allowed(f, net) if *f == frontend && net.contains(&source));
+            return elements.iter().find(|(key, _)| allows(key)).map(|(_, value)| value);
+        }
+        let keys = [
+            Key::ClusterIp(destination),
+            Key::NodePortIp(destination),
+            Key::Service(frontend),
+            Key::LocalService(frontend),
+            Key::Affinity(frontend),
+            Key::NoEndpoint(frontend),
+            Key::NoLocalEndpoint(frontend),
+            Key::Firewalled(frontend),
+            Key::Hairpin(destination, protocol, port),
+        ];
+        let key = keys.into_iter().find(|key| key.set() == set)?;
+        // A key that has the source in it is about somebody who calls itself.
+        (!fields.contains(&Field::Source) || source == destination).then(|| elements.get(&key))?
     }
 }
 

@@ -5,22 +5,25 @@
 
 use std::net::IpAddr;
 
-use roadstead_forwarding::nft::compile::pick_chain;
+use ipnet::IpNet;
 use roadstead_forwarding::nft::model::{
-    Chain, ChainKind, ChainName, Data, Key, KeyField, Program, SetName, TABLE, Transaction, Type,
-    Value,
+    Chain, ChainKind, Key, KeyField, Program, Rule, TABLE, Transaction, Value,
 };
-use roadstead_forwarding::nft::print::{comment, count_number};
+use roadstead_forwarding::nft::names::{AffinitySet, ChainName, Data, SetName, Type};
+use roadstead_forwarding::nft::print::{AFFINITY_SIZE, comment, rule_text};
 use roadstead_forwarding::service::{IpFamily, ServicePortName};
 
-use super::expressions::{self, verdict_code};
+use super::expressions::{self, octets, verdict_code};
 use crate::netlink::{APPEND, Attributes, Batch, CREATE};
 
 const NEW_TABLE: u16 = 0;
 const DELETE_TABLE: u16 = 2;
 const NEW_CHAIN: u16 = 3;
+const DELETE_CHAIN: u16 = 5;
 const NEW_RULE: u16 = 6;
+const DELETE_RULE: u16 = 8;
 const NEW_SET: u16 = 9;
+const DELETE_SET: u16 = 11;
 const NEW_ELEMENTS: u16 = 12;
 const DELETE_ELEMENTS: u16 = 14;
 
@@ -39,14 +42,17 @@ pub(super) fn replacement(program: &Program) -> Batch {
     for (id, name) in (1..).zip(SetName::ALL) {
         set(&mut batch, program.family, name, id);
     }
+    for (id, set) in (1000..).zip(&program.affinity) {
+        affinity_set(&mut batch, program.family, set, id);
+    }
     // All chains before all rules and elements, which may refer to any of them.
     for (name, definition) in &program.chains {
-        chain(&mut batch, *name, definition);
+        chain(&mut batch, name, definition);
     }
     let elements = program.elements.iter().map(|(key, value)| (key, Some(value)));
     write_elements(&mut batch, NEW_ELEMENTS, elements);
     for (name, definition) in &program.chains {
-        rules(&mut batch, program.family, *name, definition);
+        rules(&mut batch, program.family, name, &definition.rules);
     }
     batch
 }
@@ -54,10 +60,11 @@ pub(super) fn replacement(program: &Program) -> Batch {
 /// The differences only.
 pub(super) fn transaction(family: IpFamily, transaction: &Transaction) -> Batch {
     let mut batch = Batch::new(expressions::family_number(family));
-    for count in &transaction.add_picks {
-        let (name, definition) = (ChainName::Pick(*count), pick_chain(*count));
-        chain(&mut batch, name, &definition);
-        rules(&mut batch, family, name, &definition);
+    for (id, set) in (1000..).zip(&transaction.add_sets) {
+        affinity_set(&mut batch, family, set, id);
+    }
+    for (name, definition) in &transaction.add_chains {
+        chain(&mut batch, name, definition);
     }
     let mut delete: Vec<_> = transaction.delete.iter().map(|key| (key, None)).collect();
     delete.sort_by_key(|(key, _)| key.set());
@@ -65,6 +72,19 @@ pub(super) fn transaction(family: IpFamily, transaction: &Transaction) -> Batch 
     let mut add: Vec<_> = transaction.add.iter().map(|(key, value)| (key, Some(value))).collect();
     add.sort_by_key(|(key, _)| key.set());
     write_elements(&mut batch, NEW_ELEMENTS, add.into_iter());
+    for (name, definition) in &transaction.add_chains {
+        rules(&mut batch, family, name, &definition.rules);
+    }
+    for (name, wanted) in &transaction.rewrite {
+        clear_chain(&mut batch, name);
+        rules(&mut batch, family, name, wanted);
+    }
+    for name in &transaction.delete_chains {
+        named(&mut batch, DELETE_CHAIN, 3, &name.to_string());
+    }
+    for set in &transaction.delete_sets {
+        named(&mut batch, DELETE_SET, 2, &set.to_string());
+    }
     batch
 }
 
@@ -81,6 +101,45 @@ fn table(batch: &mut Batch, kind: u16) {
     batch.message(kind, flags, |message| message.text(IN_TABLE, TABLE));
 }
 
+/// A message that is about one object of the table, by name.
+fn named(batch: &mut Batch, kind: u16, attribute: u16, name: &str) {
+    batch.message(kind, 0, |message| {
+        message.text(IN_TABLE, TABLE);
+        message.text(attribute, name);
+    });
+}
+
+/// Deletes all rules of a chain.
+fn clear_chain(batch: &mut Batch, name: &ChainName) {
+    const CHAIN: u16 = 2;
+    named(batch, DELETE_RULE, CHAIN, &name.to_string());
+}
+
+fn affinity_set(batch: &mut Batch, family: IpFamily, set: &AffinitySet, id: u32) {
+    const NAME: u16 = 2;
+    const FLAGS: u16 = 3;
+    const KEY_TYPE: u16 = 4;
+    const KEY_LENGTH: u16 = 5;
+    const DESCRIPTION: u16 = 9;
+    const ID: u16 = 10;
+    const TIMEOUT: u16 = 11;
+    const SIZE: u16 = 1;
+    const FLAG_TIMEOUT: u32 = 0x10;
+    const FLAG_DYNAMIC: u32 = 0x20;
+    let milliseconds = u64::try_from(set.timeout.as_millis()).unwrap_or(u64::MAX);
+    batch.message(NEW_SET, CREATE, |message| {
+        message.text(IN_TABLE, TABLE);
+        message.text(NAME, &set.to_string());
+        message.number(FLAGS, FLAG_TIMEOUT | FLAG_DYNAMIC);
+        let (kind, length) = concatenation(family, &[Type::Address]);
+        message.number(KEY_TYPE, kind);
+        message.number(KEY_LENGTH, length);
+        message.nest(DESCRIPTION, |nest| nest.number(SIZE, AFFINITY_SIZE));
+        message.put(TIMEOUT, &milliseconds.to_be_bytes());
+        message.number(ID, id);
+    });
+}
+
 fn set(batch: &mut Batch, family: IpFamily, name: SetName, id: u32) {
     const NAME: u16 = 2;
     const FLAGS: u16 = 3;
@@ -90,13 +149,17 @@ fn set(batch: &mut Batch, family: IpFamily, name: SetName, id: u32) {
     const DATA_LENGTH: u16 = 7;
     const ID: u16 = 10;
     const USER_DATA: u16 = 13;
+    const DESCRIPTION: u16 = 9;
+    const FLAG_INTERVAL: u32 = 0x4;
     const FLAG_MAP: u32 = 0x8;
+    const FLAG_CONCATENATION: u32 = 0x80;
     const VERDICT: u32 = 0xffff_ff00;
     batch.message(NEW_SET, CREATE, |message| {
         message.text(IN_TABLE, TABLE);
         message.text(NAME, name.name());
         let is_map = name.data() != Data::Nothing;
-        message.number(FLAGS, if is_map { FLAG_MAP } else { 0 });
+        let ranges = if name.has_ranges() { FLAG_INTERVAL | FLAG_CONCATENATION } else { 0 };
+        message.number(FLAGS, ranges | if is_map { FLAG_MAP } else { 0 });
         let (kind, length) = concatenation(family, name.key_types());
         message.number(KEY_TYPE, kind);
         message.number(KEY_LENGTH, length);
@@ -107,8 +170,8 @@ fn set(batch: &mut Batch, family: IpFamily, name: SetName, id: u32) {
                 message.number(DATA_TYPE, VERDICT);
                 message.number(DATA_LENGTH, 16);
             }
-            Data::Count => {
-                let (kind, length) = concatenation(family, &[Type::Count]);
+            Data::Class => {
+                let (kind, length) = concatenation(family, &[Type::Class]);
                 message.number(DATA_TYPE, kind);
                 message.number(DATA_LENGTH, length);
             }
@@ -118,8 +181,29 @@ fn set(batch: &mut Batch, family: IpFamily, name: SetName, id: u32) {
                 message.number(DATA_LENGTH, length);
             }
         }
+        if name.has_ranges() {
+            message.nest(DESCRIPTION, |nest| field_lengths(nest, family, name.key_types()));
+        }
         message.number(ID, id);
         message.put(USER_DATA, &byte_orders(name));
+    });
+}
+
+/// Where ranges are concatenated, the kernel must know where each field ends.
+fn field_lengths(description: &mut Attributes<'_>, family: IpFamily, types: &[Type]) {
+    const CONCATENATION: u16 = 2;
+    const LENGTH: u16 = 1;
+    let length = |kind: &Type| match (kind, family) {
+        (Type::Address, IpFamily::V4) => 4,
+        (Type::Address, IpFamily::V6) => 16,
+        (Type::Protocol, _) => 1,
+        (Type::Port, _) => 2,
+        (Type::Mark | Type::Class, _) => 4,
+    };
+    description.nest(CONCATENATION, |fields| {
+        for kind in types {
+            fields.nest(LIST_ITEM, |field| field.number(LENGTH, length(kind)));
+        }
     });
 }
 
@@ -129,8 +213,8 @@ fn byte_orders(name: SetName) -> Vec<u8> {
     const KEY: u8 = 0;
     const DATA: u8 = 1;
     let order = |of: u8, host: bool| [[of, 4].as_slice(), &u32::from(host).to_ne_bytes()].concat();
-    let key = order(KEY, name.key_types() == [Type::Count]);
-    [key, order(DATA, name.data() == Data::Count)].concat()
+    let key = order(KEY, name.key_types() == [Type::Class]);
+    [key, order(DATA, name.data() == Data::Class)].concat()
 }
 
 /// The type number and the length of a concatenation: six bits per type, whole words per field.
@@ -141,7 +225,7 @@ fn concatenation(family: IpFamily, types: &[Type]) -> (u32, u32) {
         (Type::Protocol, _) => (12, 4),
         (Type::Port, _) => (13, 4),
         (Type::Mark, _) => (19, 4),
-        (Type::Count, _) => (23, 4),
+        (Type::Class, _) => (23, 4),
     };
     let (kind, length) = types
         .iter()
@@ -151,7 +235,7 @@ fn concatenation(family: IpFamily, types: &[Type]) -> (u32, u32) {
     (kind, length)
 }
 
-fn chain(batch: &mut Batch, name: ChainName, definition: &Chain) {
+fn chain(batch: &mut Batch, name: &ChainName, definition: &Chain) {
     const NAME: u16 = 3;
     const HOOK: u16 = 4;
     const POLICY: u16 = 5;
@@ -179,18 +263,31 @@ fn chain(batch: &mut Batch, name: ChainName, definition: &Chain) {
     });
 }
 
-fn rules(batch: &mut Batch, family: IpFamily, name: ChainName, definition: &Chain) {
+fn rules(batch: &mut Batch, family: IpFamily, name: &ChainName, rules: &[Rule]) {
     const CHAIN: u16 = 2;
     const EXPRESSIONS: u16 = 4;
-    for rule in &definition.rules {
+    const USER_DATA: u16 = 7;
+    for rule in rules {
         batch.message(NEW_RULE, CREATE | APPEND, |message| {
             message.text(IN_TABLE, TABLE);
             message.text(CHAIN, &name.to_string());
             message.nest(EXPRESSIONS, |list| {
                 rule.iter().for_each(|statement| expressions::write(list, family, statement));
             });
+            message.put(USER_DATA, &signature(family, rule));
         });
     }
+}
+
+/// What tells our rules from others when they are read back: a hash of the text, in a note that
+/// nft passes over.
+pub(super) fn signature(family: IpFamily, rule: &Rule) -> [u8; 10] {
+    const OWN_TYPE: u8 = 200;
+    let fnv = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    let hash = rule_text(family, rule).bytes().fold(0xcbf2_9ce4_8422_2325, fnv);
+    let mut bytes = [OWN_TYPE, 8, 0, 0, 0, 0, 0, 0, 0, 0];
+    bytes[2..].copy_from_slice(&hash.to_be_bytes());
+    bytes
 }
 
 /// Writes elements that come sorted by set, in as few messages as their size allows.
@@ -223,17 +320,22 @@ fn element(item: &mut Attributes<'_>, key: &Key, value: Option<&Value>) {
     const KEY: u16 = 1;
     const DATA: u16 = 2;
     const USER_DATA: u16 = 6;
-    item.nest(KEY, |data| data.put(expressions::DATA_VALUE, key_bytes(key).as_slice()));
+    const KEY_END: u16 = 10;
+    let (first, last) = key_bytes(key);
+    item.nest(KEY, |data| data.put(expressions::DATA_VALUE, first.as_slice()));
+    if key.set().has_ranges() {
+        item.nest(KEY_END, |data| data.put(expressions::DATA_VALUE, last.as_slice()));
+    }
     match value {
         None | Some(Value::Member) => {}
-        Some(Value::Unserved(service)) => item.put(USER_DATA, &comment_bytes(service)),
-        Some(Value::Slots(count, service)) => {
-            let number = count_number(*count).to_ne_bytes();
+        Some(Value::Named(service)) => item.put(USER_DATA, &comment_bytes(service)),
+        Some(Value::Class(class, service)) => {
+            let number = class.number().to_ne_bytes();
             item.nest(DATA, |data| data.put(expressions::DATA_VALUE, &number));
             item.put(USER_DATA, &comment_bytes(service));
         }
         Some(Value::Goto(chain)) => {
-            item.nest(DATA, |data| verdict_code(data, expressions::GOTO, Some(*chain)));
+            item.nest(DATA, |data| verdict_code(data, expressions::GOTO, Some(chain)));
         }
         Some(Value::Target(target)) => item.nest(DATA, |data| {
             let mut bytes = Bytes::EMPTY;
@@ -251,23 +353,36 @@ fn comment_bytes(service: &ServicePortName) -> Vec<u8> {
     [&[0, length], text.as_bytes(), &[0]].concat()
 }
 
-fn key_bytes(key: &Key) -> Bytes {
-    let mut bytes = Bytes::EMPTY;
+/// The key, and the last one of its range.
+pub(super) fn key_bytes(key: &Key) -> (Bytes, Bytes) {
+    let (mut first, mut last) = (Bytes::EMPTY, Bytes::EMPTY);
+    let mut both = |bytes: &[u8]| {
+        first.word(bytes);
+        last.word(bytes);
+    };
+    let mut network: Option<IpNet> = None;
     for field in key.fields() {
         match field {
-            KeyField::Address(address) => bytes.address(address),
-            KeyField::Protocol(protocol) => bytes.word(&[protocol.number()]),
-            KeyField::Port(port) => bytes.word(&port.to_be_bytes()),
+            KeyField::Address(address) => {
+                octets(address).chunks(4).for_each(&mut both);
+            }
+            KeyField::Protocol(protocol) => both(&[protocol.number()]),
+            KeyField::Port(port) => both(&port.to_be_bytes()),
             // The kernel draws numbers in its own byte order.
-            KeyField::Mark(slot) => bytes.word(&slot.to_ne_bytes()),
-            KeyField::Count(count) => bytes.word(&count_number(count).to_ne_bytes()),
+            KeyField::Mark(slot) => both(&slot.to_ne_bytes()),
+            KeyField::Class(class) => both(&class.number().to_ne_bytes()),
+            KeyField::Network(range) => network = Some(range),
         }
     }
-    bytes
+    if let Some(network) = network {
+        first.address(network.network());
+        last.address(network.broadcast());
+    }
+    (first, last)
 }
 
 /// A key or value while it is being put together; two IPv6 addresses and two words at most.
-struct Bytes {
+pub(super) struct Bytes {
     bytes: [u8; 40],
     length: usize,
 }
@@ -288,7 +403,7 @@ impl Bytes {
         self.length += 4;
     }
 
-    fn as_slice(&self) -> &[u8] {
+    pub(super) fn as_slice(&self) -> &[u8] {
         &self.bytes[..self.length]
     }
 }

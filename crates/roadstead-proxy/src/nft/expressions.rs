@@ -5,7 +5,9 @@
 
 use std::net::IpAddr;
 
-use roadstead_forwarding::nft::model::{ChainName, Field, SetName, Statement};
+use ipnet::IpNet;
+use roadstead_forwarding::nft::model::{Field, Is, Statement};
+use roadstead_forwarding::nft::names::ChainName;
 use roadstead_forwarding::service::IpFamily;
 
 use super::encode::LIST_ITEM;
@@ -15,6 +17,7 @@ pub(super) const DATA_VALUE: u16 = 1;
 const DATA_VERDICT: u16 = 2;
 
 const DROP: i32 = 0;
+const ACCEPT: i32 = 1;
 pub(super) const GOTO: i32 = -4;
 const JUMP: i32 = -3;
 const RETURN: i32 = -5;
@@ -22,6 +25,7 @@ const RETURN: i32 = -5;
 const VERDICT_REGISTER: u32 = 0;
 const META_PRIORITY: u32 = 2;
 const META_MARK: u32 = 3;
+const META_INTERFACE_NAME: u32 = 6;
 const META_PROTOCOL: u32 = 16;
 const CT_STATE: u32 = 0;
 const CT_STATUS: u32 = 2;
@@ -31,6 +35,9 @@ const NETWORK_HEADER: u32 = 1;
 const TRANSPORT_HEADER: u32 = 2;
 const EQUAL: u32 = 0;
 const NOT_EQUAL: u32 = 1;
+const FIB_SOURCE: u32 = 1;
+const FIB_DESTINATION: u32 = 2;
+const INTERFACE_NAME_LENGTH: usize = 16;
 
 /// `AF_INET` or `AF_INET6`.
 pub(super) fn family_number(family: IpFamily) -> u8 {
@@ -45,55 +52,79 @@ pub(super) fn write(rule: &mut Attributes<'_>, family: IpFamily, statement: &Sta
     match statement {
         Statement::IsNew => has_bit(rule, CT_STATE, STATE_NEW),
         Statement::IsTranslated => has_bit(rule, CT_STATUS, STATUS_DESTINATION_NAT),
-        Statement::SourceOutside(network) => {
-            load(rule, family, Field::Source, 0);
-            let mask = octets(network.netmask());
-            bitwise(rule, &mask, &vec![0; mask.len()]);
-            compare(rule, NOT_EQUAL, &octets(network.network()));
+        Statement::Source(is, net) => in_network(rule, family, Field::Source, *is, net),
+        Statement::Destination(is, net) => in_network(rule, family, Field::Destination, *is, net),
+        Statement::Interface(is, name) => interface(rule, *is, name, INTERFACE_NAME_LENGTH),
+        Statement::InterfacePrefix(is, name) => interface(rule, *is, name, name.len()),
+        Statement::SourceIsOurs => is_ours(rule, FIB_SOURCE),
+        Statement::DestinationIsOurs => is_ours(rule, FIB_DESTINATION),
+        Statement::ProtocolIs(protocol) => {
+            meta(rule, META_PROTOCOL, 0);
+            compare(rule, EQUAL, &[protocol.number()]);
         }
         Statement::MarkClear(bits) => {
             meta(rule, META_MARK, 0);
             bitwise(rule, &bits.to_ne_bytes(), &[0; 4]);
             compare(rule, EQUAL, &[0; 4]);
         }
-        Statement::Member(fields, set) => {
+        Statement::Member(fields, is, set) => {
             load_all(rule, family, fields);
-            lookup(rule, *set, None);
+            lookup(rule, set.name(), *is, None);
+        }
+        Statement::Remembered(set) => {
+            load(rule, family, Field::Source, 0);
+            lookup(rule, &set.to_string(), Is::In, None);
+        }
+        Statement::Remember(set) => {
+            load(rule, family, Field::Source, 0);
+            update(rule, &set.to_string());
+        }
+        Statement::OnceIn(count) => {
+            random(rule, *count, 0);
+            compare(rule, EQUAL, &[0; 4]);
         }
         Statement::SetMark(bits) => change_mark(rule, !bits, *bits),
         Statement::FlipMark(bits) => change_mark(rule, u32::MAX, *bits),
-        Statement::RememberCount(fields, map) => {
+        Statement::RememberClass(fields, map) => {
             load_all(rule, family, fields);
-            lookup(rule, *map, Some(register(0)));
+            lookup(rule, map.name(), Is::In, Some(register(0)));
             set_meta(rule, META_PRIORITY);
         }
-        Statement::GotoByCount(map) => {
+        Statement::GotoByClass(map) => {
             meta(rule, META_PRIORITY, 0);
-            lookup(rule, *map, Some(VERDICT_REGISTER));
+            lookup(rule, map.name(), Is::In, Some(VERDICT_REGISTER));
         }
-        Statement::ForgetCount => {
-            expression(rule, "immediate", |data| {
-                data.number(1, register(0));
-                data.nest(2, |nest| nest.put(DATA_VALUE, &[0; 4]));
-            });
+        Statement::ForgetClass => {
+            constant(rule, 0, &[0; 4]);
             set_meta(rule, META_PRIORITY);
         }
-        Statement::DestinationFromSlot(count, map) => {
-            let word = load_all(rule, family, &[Field::Destination, Field::Protocol, Field::Port]);
+        Statement::GotoByFields(fields, map) => {
+            load_all(rule, family, fields);
+            lookup(rule, map.name(), Is::In, Some(VERDICT_REGISTER));
+        }
+        Statement::DestinationFromSlot(fields, count, map) => {
+            let word = load_all(rule, family, fields);
             random(rule, *count, word);
-            lookup(rule, *map, Some(register(0)));
+            lookup(rule, map.name(), Is::In, Some(register(0)));
+            destination_nat(rule, family);
+        }
+        Statement::DestinationTo(target) => {
+            constant(rule, 0, &octets(target.ip()));
+            constant(rule, address_words(family), &target.port().to_be_bytes());
             destination_nat(rule, family);
         }
         Statement::Masquerade => masquerade(rule),
         Statement::Reject => reject(rule, family),
         Statement::Drop => immediate(rule, DROP, None),
+        Statement::Accept => immediate(rule, ACCEPT, None),
         Statement::Return => immediate(rule, RETURN, None),
-        Statement::Jump(chain) => immediate(rule, JUMP, Some(*chain)),
+        Statement::Jump(chain) => immediate(rule, JUMP, Some(chain)),
+        Statement::Goto(chain) => immediate(rule, GOTO, Some(chain)),
     }
 }
 
 /// Writes a verdict into a data nest.
-pub(super) fn verdict_code(data: &mut Attributes<'_>, code: i32, chain: Option<ChainName>) {
+pub(super) fn verdict_code(data: &mut Attributes<'_>, code: i32, chain: Option<&ChainName>) {
     const CODE: u16 = 1;
     const CHAIN: u16 = 2;
     data.nest(DATA_VERDICT, |verdict| {
@@ -144,6 +175,61 @@ fn load(rule: &mut Attributes<'_>, family: IpFamily, field: Field, word: u32) ->
         Field::Port => payload(rule, TRANSPORT_HEADER, 2, 2, word),
     }
     if matches!(field, Field::Source | Field::Destination) { words } else { 1 }
+}
+
+fn in_network(rule: &mut Attributes<'_>, family: IpFamily, field: Field, is: Is, net: &IpNet) {
+    load(rule, family, field, 0);
+    let mask = octets(net.netmask());
+    // As nft does it: a whole address needs no mask.
+    if net.prefix_len() < net.max_prefix_len() {
+        bitwise(rule, &mask, &vec![0; mask.len()]);
+    }
+    compare(rule, operator(is), &octets(net.network()));
+}
+
+fn operator(is: Is) -> u32 {
+    match is {
+        Is::In => EQUAL,
+        Is::NotIn => NOT_EQUAL,
+    }
+}
+
+/// Compares as much of the name of the interface as `length` says.
+fn interface(rule: &mut Attributes<'_>, is: Is, name: &str, length: usize) {
+    let mut bytes = [0; INTERFACE_NAME_LENGTH];
+    let length = length.min(INTERFACE_NAME_LENGTH);
+    let used = name.len().min(INTERFACE_NAME_LENGTH);
+    bytes[..used].copy_from_slice(&name.as_bytes()[..used]);
+    meta(rule, META_INTERFACE_NAME, 0);
+    compare(rule, operator(is), &bytes[..length]);
+}
+
+fn is_ours(rule: &mut Attributes<'_>, which: u32) {
+    const ADDRESS_TYPE: u32 = 3;
+    const LOCAL: u32 = 2;
+    expression(rule, "fib", |data| {
+        data.number(1, register(0));
+        data.number(2, ADDRESS_TYPE);
+        data.number(3, which);
+    });
+    compare(rule, EQUAL, &LOCAL.to_ne_bytes());
+}
+
+/// Puts a value into the registers from a word on.
+fn constant(rule: &mut Attributes<'_>, word: u32, value: &[u8]) {
+    expression(rule, "immediate", |data| {
+        data.number(1, register(word));
+        data.nest(2, |nest| nest.put(DATA_VALUE, value));
+    });
+}
+
+fn update(rule: &mut Attributes<'_>, set: &str) {
+    const UPDATE: u32 = 1;
+    expression(rule, "dynset", |data| {
+        data.text(1, set);
+        data.number(3, UPDATE);
+        data.number(4, register(0));
+    });
 }
 
 fn payload(rule: &mut Attributes<'_>, header: u32, offset: u32, length: u32, word: u32) {
@@ -204,12 +290,17 @@ fn set_meta(rule: &mut Attributes<'_>, key: u32) {
     });
 }
 
-fn lookup(rule: &mut Attributes<'_>, set: SetName, result: Option<u32>) {
+fn lookup(rule: &mut Attributes<'_>, set: &str, is: Is, result: Option<u32>) {
+    const FLAGS: u16 = 5;
+    const INVERTED: u32 = 1;
     expression(rule, "lookup", |data| {
-        data.text(1, set.name());
+        data.text(1, set);
         data.number(2, register(0));
         if let Some(register) = result {
             data.number(3, register);
+        }
+        if is == Is::NotIn {
+            data.number(FLAGS, INVERTED);
         }
     });
 }
@@ -251,14 +342,14 @@ fn reject(rule: &mut Attributes<'_>, family: IpFamily) {
     });
 }
 
-fn immediate(rule: &mut Attributes<'_>, code: i32, chain: Option<ChainName>) {
+fn immediate(rule: &mut Attributes<'_>, code: i32, chain: Option<&ChainName>) {
     expression(rule, "immediate", |data| {
         data.number(1, VERDICT_REGISTER);
         data.nest(2, |nest| verdict_code(nest, code, chain));
     });
 }
 
-fn octets(address: IpAddr) -> Vec<u8> {
+pub(super) fn octets(address: IpAddr) -> Vec<u8> {
     match address {
         IpAddr::V4(address) => address.octets().to_vec(),
         IpAddr::V6(address) => address.octets().to_vec(),

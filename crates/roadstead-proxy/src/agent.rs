@@ -21,15 +21,13 @@ use roadstead_forwarding::surroundings::Surroundings;
 use roadstead_forwarding::table::ForwardingTable;
 use roadstead_forwarding::tracker::Tracker;
 use roadstead_watch::informer::{Change, Selection, informer, key_of};
-use rustix::io::Errno;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::watch;
 use tokio::{task, time};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use crate::netlink::NetlinkError;
-use crate::nft::{Committed, NftPlane};
+use crate::plane::{CommitError, Committed, Mode, Plane};
 
 /// The first retry after a failed commit; each further one waits twice as long.
 const FIRST_RETRY: Duration = Duration::from_millis(50);
@@ -37,6 +35,8 @@ const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LAST_RETRY: Duration = Duration::from_secs(30);
 /// So many changes at most go into one commit, so that none waits for an endless burst.
 const BURST: usize = 10_000;
+/// How often we look whether somebody has tampered with the rules.
+const CHECK_PERIOD: Duration = Duration::from_secs(5);
 
 /// What the proxy needs to know about its surroundings.
 #[derive(Clone, Debug)]
@@ -48,6 +48,8 @@ pub struct Config {
     /// The node and the networks around it. Whoever calls a ClusterIP from outside the networks
     /// of the pods is masqueraded, because the answer might not find its way back through us.
     pub surroundings: Surroundings,
+    /// How the kernel is told. What another mode left behind is removed.
+    pub mode: Mode,
     /// The address families to serve. One that the kernel does not have is left out.
     pub families: Vec<IpFamily>,
     /// Shows what is in the kernel; subscribe to it before `run`.
@@ -60,6 +62,7 @@ impl Default for Config {
             node_name: String::new(),
             zone: None,
             surroundings: Surroundings::default(),
+            mode: Mode::default(),
             families: vec![IpFamily::V4, IpFamily::V6],
             programmed: watch::Sender::default(),
         }
@@ -91,7 +94,7 @@ pub enum ProxyError {
         /// Of which family.
         family: IpFamily,
         /// Why.
-        source: NetlinkError,
+        source: CommitError,
     },
 }
 
@@ -108,31 +111,38 @@ pub async fn run(
     let mut services = informer::<Service>(Api::all(client.clone()), services);
     let mut slices = informer::<EndpointSlice>(Api::all(client), slices);
     let mut retry = Retry::default();
+    let mut checks = time::interval(CHECK_PERIOD);
     loop {
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
             Some(change) = services.next() => agent.observe_service(&change),
             Some(change) = slices.next() => agent.observe_slice(&change),
             () = retry.due() => {}
+            _ = checks.tick() => if at_leisure(|| agent.is_intact()) { continue },
         }
         agent.drain(&mut services, &mut slices);
         if agent.synced() && !retry.too_early() {
-            let whole = agent.needs_everything();
-            let outcome = if whole { at_leisure(|| agent.commit()) } else { agent.commit() };
+            let long = agent.takes_long();
+            let outcome = if long { at_leisure(|| agent.commit()) } else { agent.commit() };
             retry.note(outcome);
         }
     }
 }
 
-/// Deletes everything that the proxy has written into the kernel.
+/// Deletes everything that the proxy has written into the kernel, in whatever mode.
 pub fn cleanup() -> Result<(), ProxyError> {
-    let mut plane = NftPlane::open().map_err(ProxyError::Open)?;
+    Mode::ALL.into_iter().try_for_each(clean_mode)
+}
+
+/// Deletes everything that a mode has written into the kernel.
+fn clean_mode(mode: Mode) -> Result<(), ProxyError> {
     for family in [IpFamily::V4, IpFamily::V6] {
-        match plane.remove(family) {
-            Err(error) if !is_missing_feature(&error) => {
+        let mut plane = Plane::open(mode, family).map_err(ProxyError::Open)?;
+        match plane.remove() {
+            Err(error) if !error.is_missing_feature() => {
                 return Err(ProxyError::Cleanup { family, source: error });
             }
-            _ => info!(?family, "rules deleted"),
+            _ => debug!(%mode, ?family, "rules deleted"),
         }
     }
     Ok(())
@@ -141,6 +151,7 @@ pub fn cleanup() -> Result<(), ProxyError> {
 /// The state behind the loop, and all there is to test without a cluster.
 #[derive(Debug)]
 pub struct Agent {
+    mode: Mode,
     tracker: Tracker,
     families: Vec<FamilyPlane>,
     programmed: watch::Sender<Programmed>,
@@ -153,7 +164,7 @@ pub struct Agent {
 #[derive(Debug)]
 struct FamilyPlane {
     table: ForwardingTable,
-    plane: NftPlane,
+    plane: Plane,
     /// Whether a commit has ever succeeded.
     proven: bool,
 }
@@ -163,10 +174,11 @@ impl Agent {
     pub fn new(config: Config) -> Result<Self, ProxyError> {
         let family = |family: &IpFamily| {
             let table = ForwardingTable::new(*family, &config.surroundings);
-            let plane = NftPlane::open().map_err(ProxyError::Open)?;
+            let plane = Plane::open(config.mode, *family).map_err(ProxyError::Open)?;
             Ok(FamilyPlane { table, plane, proven: false })
         };
         Ok(Self {
+            mode: config.mode,
             families: config.families.iter().map(family).collect::<Result<_, _>>()?,
             tracker: Tracker::new(NodeView { name: config.node_name, zone: config.zone }),
             programmed: config.programmed,
@@ -203,7 +215,7 @@ impl Agent {
 
     /// Writes all that changed since the last commit. After an error the kernel still has what it
     /// had, and the next commit writes everything.
-    pub fn commit(&mut self) -> Result<(), NetlinkError> {
+    pub fn commit(&mut self) -> Result<(), CommitError> {
         let dirty = self.tracker.take_dirty();
         // Every table takes the changes in, even if an earlier family fails to write them.
         let changed: Vec<_> = self
@@ -224,20 +236,32 @@ impl Agent {
         Ok(())
     }
 
-    /// Whether the next commit writes everything, which may take a while.
-    pub fn needs_everything(&self) -> bool {
-        self.families.iter().any(|half| half.plane.needs_everything())
+    /// Whether the next commit may take a while.
+    pub fn takes_long(&self) -> bool {
+        self.families.iter().any(|half| half.plane.takes_long())
+    }
+
+    /// Whether the kernel still has what we committed; if not, the next commit heals it.
+    pub fn is_intact(&mut self) -> bool {
+        let mut intact = true;
+        for half in &mut self.families {
+            match half.plane.check() {
+                Ok(true) => {}
+                Ok(false) => {
+                    warn!(family = ?half.table.family(), "somebody removed our rules");
+                    intact = false;
+                }
+                Err(error) => warn!(%error, "cannot check the rules"),
+            }
+        }
+        intact
     }
 
     /// A family that the kernel lacks is not a failure; any other error is.
-    fn give_up_family(
-        &mut self,
-        family: IpFamily,
-        error: NetlinkError,
-    ) -> Result<(), NetlinkError> {
+    fn give_up_family(&mut self, family: IpFamily, error: CommitError) -> Result<(), CommitError> {
         let unproven = |half: &FamilyPlane| half.table.family() == family && !half.proven;
         let others = self.families.iter().any(|half| half.table.family() != family);
-        if !(others && is_missing_feature(&error) && self.families.iter().any(unproven)) {
+        if !(others && error.is_missing_feature() && self.families.iter().any(unproven)) {
             return Err(error);
         }
         warn!(?family, %error, "the kernel cannot do this address family, going on without");
@@ -279,7 +303,13 @@ impl Agent {
             commits: before.commits + 1,
         };
         if before.commits == 0 {
-            info!(service_ports = now.service_ports, targets = now.targets, "serving");
+            let mode = self.mode;
+            info!(%mode, service_ports = now.service_ports, targets = now.targets, "serving");
+            // Only now: until then the other mode's rules served.
+            for other in Mode::ALL.into_iter().filter(|other| *other != mode) {
+                clean_mode(other)
+                    .unwrap_or_else(|error| warn!(%other, %error, "rules left behind"));
+            }
         }
         self.programmed.send_replace(now);
     }
@@ -289,7 +319,7 @@ impl FamilyPlane {
     fn commit(
         &mut self,
         changed: BTreeSet<Arc<ServicePortName>>,
-    ) -> (IpFamily, Result<(), NetlinkError>) {
+    ) -> (IpFamily, Result<(), CommitError>) {
         let family = self.table.family();
         let started = Instant::now();
         let outcome = self.plane.commit(&self.table, changed);
@@ -311,7 +341,7 @@ struct Retry {
 }
 
 impl Retry {
-    fn note(&mut self, outcome: Result<(), NetlinkError>) {
+    fn note(&mut self, outcome: Result<(), CommitError>) {
         match outcome {
             Ok(()) if self.failures > 0 => {
                 info!(failures = self.failures, "rules written again");
@@ -348,11 +378,4 @@ fn at_leisure<T>(work: impl FnOnce() -> T) -> T {
         RuntimeFlavor::MultiThread => task::block_in_place(work),
         _ => work(),
     }
-}
-
-/// What the kernel says when a table's family, or a kind of chain in it, is not built in.
-fn is_missing_feature(error: &NetlinkError) -> bool {
-    let NetlinkError::Refused { source, .. } = error else { return false };
-    let missing = [Errno::AFNOSUPPORT, Errno::OPNOTSUPP, Errno::NOENT];
-    missing.iter().any(|errno| source.raw_os_error() == Some(errno.raw_os_error()))
 }

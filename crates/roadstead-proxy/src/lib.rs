@@ -1,9 +1,12 @@
 //! The proxy: keeps the kernel's load balancer equal to the cluster's Services.
 //!
 //! The agent follows Services and EndpointSlices, `roadstead-forwarding` decides, and the writers
-//! here carry it out: `nft` over a netlink socket, one atomic batch per burst of changes. Nothing
-//! is written before everything is known, and after a failure the last good state stays.
+//! here carry it out: `nft` over a netlink socket, one atomic batch per burst of changes, and
+//! `iptables` by running `iptables-restore`. Nothing is written before everything is known, and
+//! after a failure the last good state stays.
 
 pub mod agent;
+pub mod iptables;
 pub mod netlink;
 pub mod nft;
+pub mod plane;

@@ -12,6 +12,7 @@ use roadstead_forwarding::service::{IpFamily, ServicePortName};
 use roadstead_forwarding::table::ForwardingTable;
 
 use crate::netlink::{NetlinkError, Socket};
+use crate::plane::Committed;
 
 /// One address family of the kernel's load balancer, and what we know to be in it.
 #[derive(Debug)]
@@ -19,15 +20,6 @@ pub struct NftPlane {
     socket: Socket,
     /// `None` if we cannot know, so that the next commit writes it all.
     layout: Option<Layout>,
-}
-
-/// What a commit did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Committed {
-    /// Whether the whole table was written anew.
-    pub whole: bool,
-    /// How many chains and elements were added or deleted.
-    pub operations: usize,
 }
 
 impl NftPlane {

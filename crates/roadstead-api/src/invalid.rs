@@ -115,8 +115,8 @@ impl Causes {
     }
 
     /// The value is there twice.
-    pub fn duplicate(&mut self, field: impl Into<String>, value: &Value) {
-        self.add(Mistake::Duplicate, field, &[value]);
+    pub fn duplicate(&mut self, field: impl Into<String>, value: impl Display) {
+        self.add(Mistake::Duplicate, field, &[&value]);
     }
 
     /// The value is longer than allowed.

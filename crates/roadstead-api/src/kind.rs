@@ -16,6 +16,8 @@ pub enum NameRule {
     Subdomain,
     /// Anything that can stand in a path.
     Path,
+    /// An address in canonical form.
+    Address,
 }
 
 /// Names, scope and shape of a kind.
@@ -203,6 +205,11 @@ pub trait Kind: Send + Sync {
     /// Says what is wrong with an object; `old` is what it replaces.
     fn validate(&self, _object: &Value, _old: Option<&Value>, _causes: &mut Causes) {}
 
+    /// Says what is wrong with an object whose status alone was written.
+    fn validate_status(&self, object: &Value, old: &Value, causes: &mut Causes) {
+        self.validate(object, Some(old), causes);
+    }
+
     /// Says what is worth a warning; each becomes a line on the user's terminal.
     fn warnings(&self, _object: &Value) -> Vec<String> {
         Vec::new()
@@ -214,6 +221,16 @@ pub trait Kind: Send + Sync {
 
     /// The opposite of [`Kind::show`].
     fn store(&self, _object: &mut Value) {}
+
+    /// Says what is worth a warning when an object is created.
+    fn warnings_on_create(&self, object: &Value) -> Vec<String> {
+        self.warnings(object)
+    }
+
+    /// Says what is worth a warning when the status alone was written.
+    fn status_warnings(&self, _object: &Value) -> Vec<String> {
+        Vec::new()
+    }
 
     /// The columns of `kubectl get`.
     fn columns(&self) -> &[Column] {

@@ -19,8 +19,9 @@ mod pod_spec;
 mod replica_set;
 mod review;
 mod secret;
-mod service;
+pub mod service;
 mod service_account;
+pub mod service_cidr;
 mod stored;
 mod workloads;
 
@@ -41,6 +42,7 @@ pub fn all() -> Vec<&'static dyn Kind> {
         &lease::Lease,
         &endpoint_slice::EndpointSlice,
         &ip_address::IpAddress,
+        &service_cidr::ServiceCidr,
         &custom_resource_definition::CustomResourceDefinition,
         &event::NewEvent,
         &autoscaler::Autoscaler,

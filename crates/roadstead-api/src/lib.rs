@@ -9,6 +9,7 @@
 
 pub mod age;
 pub mod invalid;
+pub mod ip;
 pub mod key;
 pub mod kind;
 pub mod kinds;

@@ -16,7 +16,8 @@ pub fn validate(info: &Info, object: &Value, causes: &mut Causes) {
         let wrong = match info.name_rule {
             NameRule::Label => names::label(name),
             NameRule::Subdomain => names::subdomain(name),
-            NameRule::Path => path_segment(name),
+            NameRule::Path => names::path_segment(name),
+            NameRule::Address => names::address(name),
         };
         wrong.iter().for_each(|text| causes.invalid("metadata.name", &json!(name), text));
     }
@@ -88,17 +89,4 @@ pub fn keep_system_fields(old: &Value, new: &mut Value) {
             }
         }
     }
-}
-
-fn path_segment(name: &str) -> Vec<String> {
-    let mut wrong = Vec::new();
-    if name == "." || name == ".." {
-        wrong.push(format!("may not be '{name}'"));
-    }
-    for part in ["/", "%"] {
-        if name.contains(part) {
-            wrong.push(format!("may not contain '{part}'"));
-        }
-    }
-    wrong
 }

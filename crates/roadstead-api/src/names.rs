@@ -1,5 +1,8 @@
 //! Which strings may be names, labels and ports, and what to say about those that may not.
 
+use crate::invalid::Causes;
+use crate::ip;
+
 const LABEL: &str = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters \
     or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', \
     regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')";
@@ -86,6 +89,12 @@ pub fn key(text: &str) -> Vec<String> {
     wrong
 }
 
+/// A name such as `example.com/protocol`: what a label key is, under another name.
+pub fn qualified(text: &str) -> Vec<String> {
+    let wrong = key(text).into_iter();
+    wrong.map(|text| text.replacen("a valid label key", "a qualified name", 1)).collect()
+}
+
 /// The value of a label.
 pub fn label_value(text: &str) -> Vec<String> {
     let mut wrong = Vec::new();
@@ -119,6 +128,29 @@ pub fn port(text: &str) -> Vec<String> {
         wrong.push("must not begin or end with a hyphen".to_owned());
     }
     wrong
+}
+
+/// Anything that can stand in a path.
+pub fn path_segment(name: &str) -> Vec<String> {
+    let mut wrong = Vec::new();
+    if name == "." || name == ".." {
+        wrong.push(format!("may not be '{name}'"));
+    }
+    for part in ["/", "%"] {
+        if name.contains(part) {
+            wrong.push(format!("may not contain '{part}'"));
+        }
+    }
+    wrong
+}
+
+/// An address in its canonical form.
+pub fn address(name: &str) -> Vec<String> {
+    let mut causes = Causes::default();
+    ip::check_canonical("", name, &mut causes);
+    // Only what is wrong is wanted: the name is shown by the caller.
+    let prefix = format!("Invalid value: {name:?}: ");
+    causes.0.iter().map(|cause| cause.message.replacen(&prefix, "", 1)).collect()
 }
 
 #[test]

@@ -1,13 +1,15 @@
 //! EndpointSlice: a part of where a Service leads.
 
-use std::net::IpAddr;
+use std::collections::BTreeSet;
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::invalid::Causes;
+use crate::ip::{self, Family};
 use crate::kind::{Column, Info, Kind, age_cell, name_cell};
 use crate::look::{Look, children, default_to};
+use crate::names;
 
 pub struct EndpointSlice;
 
@@ -15,6 +17,12 @@ static INFO: Info = Info {
     generation: true,
     ..Info::new("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices", "endpointslice")
 };
+
+const FAMILIES: [&str; 3] = ["FQDN", "IPv4", "IPv6"];
+const MOST_ENDPOINTS: usize = 1000;
+const MOST_ADDRESSES: usize = 100;
+const MOST_PORTS: usize = 20_000;
+const MOST_HINTS: usize = 8;
 
 impl Kind for EndpointSlice {
     fn info(&self) -> &'static Info {
@@ -29,35 +37,41 @@ impl Kind for EndpointSlice {
     }
 
     fn validate(&self, object: &Value, old: Option<&Value>, causes: &mut Causes) {
+        validate_ports(object.list("/ports"), causes);
+        // What was accepted once and is left as it is stays good.
+        if old.is_none_or(|old| old.list("/endpoints") != object.list("/endpoints")) {
+            validate_endpoints(object, causes);
+        }
         let family = object.text("/addressType");
         match family {
-            "IPv4" | "IPv6" | "FQDN" => {}
-            "" => causes.required("addressType", ""),
-            _ => {
-                causes.unsupported("addressType", &object["addressType"], &["FQDN", "IPv4", "IPv6"])
+            _ if !FAMILIES.contains(&family) && !family.is_empty() => {
+                causes.unsupported("addressType", &object["addressType"], &FAMILIES);
             }
+            "" => causes.required("addressType", ""),
+            _ => {}
         }
         if old.is_some_and(|old| old.text("/addressType") != family) {
-            causes.invalid("addressType", &object["addressType"], "field is immutable");
+            causes.invalid("addressType", &Value::Null, "field is immutable");
         }
-        if object.list("/endpoints").len() > 1000 {
-            causes.invalid(
-                "endpoints",
-                &json!(object.list("/endpoints").len()),
-                "must have at most 1000 items",
-            );
-        }
-        for (index, endpoint) in object.list("/endpoints").iter().enumerate() {
-            validate_endpoint(endpoint, family, &format!("endpoints[{index}].addresses"), causes);
-        }
-        validate_ports(object.list("/ports"), causes);
     }
 
     fn warnings(&self, object: &Value) -> Vec<String> {
-        match object.text("/addressType") {
-            "FQDN" => vec!["spec.addressType: FQDN endpoints are deprecated".into()],
-            _ => Vec::new(),
+        // Our controllers write addresses in canonical form.
+        let controllers =
+            ["endpointslice-controller.k8s.io", "endpointslicemirroring-controller.k8s.io"];
+        let manager = &object["metadata"]["labels"]["endpointslice.kubernetes.io/managed-by"];
+        match manager.as_str() {
+            Some(manager) if controllers.contains(&manager) => Vec::new(),
+            _ => spellings(object),
         }
+    }
+
+    fn warnings_on_create(&self, object: &Value) -> Vec<String> {
+        let mut all = self.warnings(object);
+        if object.text("/addressType") == "FQDN" {
+            all.insert(0, "spec.addressType: FQDN endpoints are deprecated".into());
+        }
+        all
     }
 
     fn columns(&self) -> &'static [Column] {
@@ -98,74 +112,155 @@ fn first_three(all: Vec<String>) -> String {
     }
 }
 
-fn validate_endpoint(endpoint: &Value, family: &str, field: &str, causes: &mut Causes) {
+fn validate_endpoints(object: &Value, causes: &mut Causes) {
+    let all = object.list("/endpoints");
+    if all.len() > MOST_ENDPOINTS {
+        causes.too_many("endpoints", all.len(), MOST_ENDPOINTS as u64);
+        return;
+    }
+    for (index, endpoint) in all.iter().enumerate() {
+        let field = format!("endpoints[{index}]");
+        validate_addresses(endpoint, object.text("/addressType"), &field, causes);
+        if let Some(node) = endpoint["nodeName"].as_str() {
+            for wrong in names::subdomain(node) {
+                causes.invalid(format!("{field}.nodeName"), &json!(node), wrong);
+            }
+        }
+        if let Some(host) = endpoint["hostname"].as_str() {
+            for wrong in names::label(host) {
+                causes.invalid(format!("{field}.hostname"), &json!(host), wrong);
+            }
+        }
+        let hints = format!("{field}.hints");
+        validate_hints(
+            endpoint.list("/hints/forZones"),
+            &hints,
+            "forZones",
+            names::label_value,
+            causes,
+        );
+        validate_hints(
+            endpoint.list("/hints/forNodes"),
+            &hints,
+            "forNodes",
+            names::subdomain,
+            causes,
+        );
+    }
+}
+
+fn validate_addresses(endpoint: &Value, family: &str, field: &str, causes: &mut Causes) {
+    let field = format!("{field}.addresses");
     let addresses = endpoint.list("/addresses");
     if addresses.is_empty() {
-        causes.required(field, "must contain at least 1 and at most 100 addresses");
+        causes.required(field.clone(), "");
+    } else if addresses.len() > MOST_ADDRESSES {
+        causes.too_many(field.clone(), addresses.len(), MOST_ADDRESSES as u64);
     }
     for (index, address) in addresses.iter().enumerate() {
-        let parsed = address.as_str().and_then(|text| text.parse::<IpAddr>().ok());
-        match (family, parsed) {
-            ("IPv4", Some(IpAddr::V4(_))) | ("IPv6", Some(IpAddr::V6(_))) | ("FQDN" | "", _) => {
-                special_ranges(parsed, &format!("{field}[{index}]"), address, causes);
+        let (place, text) = (format!("{field}[{index}]"), address.as_str().unwrap_or(""));
+        match family {
+            "IPv4" if !ip::check(&place, text, &[], causes) => {}
+            "IPv6" if !ip::check_canonical(&place, text, causes) => {}
+            "IPv4" | "IPv6" => {
+                if ip::parse(text).map(|address| Family::of(address).name()) != Some(family) {
+                    // Upstream leaves the index out here.
+                    causes.invalid(
+                        field.clone(),
+                        address,
+                        format_args!("must be an {family} address"),
+                    );
+                }
+                ip::check_reachable(&place, text, causes);
             }
-            (_, None) => causes.invalid(
-                format!("{field}[{index}]"),
-                address,
-                "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)",
-            ),
-            _ => causes.invalid(
-                format!("{field}[{index}]"),
-                address,
-                format_args!("must be an {family} address"),
-            ),
+            "FQDN" => validate_domain(&place, text, causes),
+            _ => {}
         }
     }
 }
 
-/// Addresses that can never be the way to another machine.
-pub fn special_ranges(address: Option<IpAddr>, field: &str, value: &Value, causes: &mut Causes) {
-    let Some(address) = address else { return };
-    let mut wrong = |text: &str| causes.invalid(field, value, text);
-    if address.is_unspecified() {
-        wrong(if address.is_ipv4() {
-            "may not be unspecified (0.0.0.0)"
-        } else {
-            "may not be unspecified (::)"
-        });
+/// At least two labels; a dot at the end is welcome.
+fn validate_domain(field: &str, name: &str, causes: &mut Causes) {
+    if name.is_empty() {
+        causes.required(field, "");
+        return;
     }
-    if address.is_loopback() {
-        wrong("may not be in the loopback range (127.0.0.0/8, ::1/128)");
+    let name = name.strip_suffix('.').unwrap_or(name);
+    let wrong = names::subdomain(name);
+    if !wrong.is_empty() {
+        causes.invalid(field, &json!(name), wrong.join(","));
+    } else if !name.contains('.') {
+        let detail = "should be a domain with at least two segments separated by dots";
+        causes.invalid(field, &json!(name), detail);
+    } else if let Some((label, wrong)) =
+        name.split('.').map(|label| (label, names::label(label))).find(|(_, w)| !w.is_empty())
+    {
+        causes.invalid(field, &json!(label), wrong.join(","));
     }
-    let link_local = match address {
-        IpAddr::V4(v4) => v4.is_link_local(),
-        IpAddr::V6(v6) => v6.is_unicast_link_local(),
-    };
-    if link_local {
-        wrong("may not be in the link-local range (169.254.0.0/16, fe80::/10)");
+}
+
+fn validate_hints(
+    hints: &[Value],
+    field: &str,
+    list: &str,
+    rule: fn(&str) -> Vec<String>,
+    causes: &mut Causes,
+) {
+    let field = format!("{field}.{list}");
+    if hints.len() > MOST_HINTS {
+        causes.too_many(field, hints.len(), MOST_HINTS as u64);
+        return;
     }
-    let local_multicast = match address {
-        IpAddr::V4(v4) => v4.octets()[..3] == [224, 0, 0],
-        IpAddr::V6(v6) => v6.segments()[0] == 0xff02,
-    };
-    if local_multicast {
-        wrong("may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)");
+    let mut seen = BTreeSet::new();
+    for (index, hint) in hints.iter().enumerate() {
+        let (place, name) = (format!("{field}[{index}].name"), hint.text("/name"));
+        if !seen.insert(name) {
+            causes.duplicate(place.clone(), json!(name));
+        }
+        for wrong in rule(name) {
+            causes.invalid(place.clone(), &json!(name), wrong);
+        }
     }
 }
 
 fn validate_ports(ports: &[Value], causes: &mut Causes) {
-    let mut names = std::collections::BTreeSet::new();
+    if ports.len() > MOST_PORTS {
+        causes.too_many("ports", ports.len(), MOST_PORTS as u64);
+        return;
+    }
+    let mut seen = BTreeSet::new();
     for (index, port) in ports.iter().enumerate() {
-        if !names.insert(port.text("/name")) {
-            causes.duplicate(format!("ports[{index}].name"), &json!(port.text("/name")));
+        let (field, name) = (format!("ports[{index}]"), port.text("/name"));
+        if !name.is_empty() {
+            for wrong in names::label(name) {
+                causes.invalid(format!("{field}.name"), &json!(name), wrong);
+            }
         }
-        if port.has("/port") && !(0..=65535).contains(&port.int("/port")) {
-            let range = "must be between 1 and 65535, inclusive";
-            causes.invalid(format!("ports[{index}].port"), &port["port"], range);
+        if !seen.insert(name) {
+            causes.duplicate(format!("{field}.name"), json!(name));
         }
-        if !["TCP", "UDP", "SCTP"].contains(&port.text("/protocol")) {
-            let supported = ["SCTP", "TCP", "UDP"];
-            causes.unsupported(format!("ports[{index}].protocol"), &port["protocol"], &supported);
+        let supported = ["SCTP", "TCP", "UDP"];
+        if !supported.contains(&port.text("/protocol")) {
+            causes.unsupported(format!("{field}.protocol"), &port["protocol"], &supported);
+        }
+        if let Some(protocol) = port["appProtocol"].as_str() {
+            for wrong in names::qualified(protocol) {
+                causes.invalid(format!("{field}.appProtocol"), &json!(protocol), wrong);
+            }
         }
     }
 }
+
+fn spellings(object: &Value) -> Vec<String> {
+    let mut all = Vec::new();
+    for (index, endpoint) in object.list("/endpoints").iter().enumerate() {
+        for (place, address) in endpoint.list("/addresses").iter().enumerate() {
+            let field = format!("endpoints[{index}].addresses[{place}]");
+            all.extend(ip::warning(&field, address.as_str().unwrap_or("")));
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests;

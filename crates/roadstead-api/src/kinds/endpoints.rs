@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 
 use crate::invalid::Causes;
 use crate::kind::{Column, Info, Kind, age_cell, name_cell};
-use crate::kinds::service::address_causes;
 use crate::look::{Look, children, default_to};
+use crate::{ip, names};
 
 pub struct Endpoints;
 
@@ -29,12 +29,20 @@ impl Kind for Endpoints {
     }
 
     fn validate(&self, object: &Value, old: Option<&Value>, causes: &mut Causes) {
-        if old.is_some_and(|old| old["subsets"] == object["subsets"]) {
+        // What was accepted once and is left as it is stays good.
+        if old.is_some_and(|old| old.list("/subsets") == object.list("/subsets")) {
             return;
         }
         for (index, subset) in object.list("/subsets").iter().enumerate() {
             validate_subset(subset, &format!("subsets[{index}]"), causes);
         }
+    }
+
+    fn warnings(&self, object: &Value) -> Vec<String> {
+        // The controller writes addresses in canonical form.
+        let own = object["metadata"]["labels"]["endpoints.kubernetes.io/managed-by"]
+            == "endpoint-controller";
+        if own { Vec::new() } else { spellings(object) }
     }
 
     fn columns(&self) -> &'static [Column] {
@@ -52,22 +60,69 @@ fn validate_subset(subset: &Value, field: &str, causes: &mut Causes) {
     }
     for list in ["addresses", "notReadyAddresses"] {
         for (index, address) in subset.list(&format!("/{list}")).iter().enumerate() {
-            let field = format!("{field}.{list}[{index}].ip");
-            address_causes(&address["ip"], &field, causes);
+            validate_address(address, &format!("{field}.{list}[{index}]"), causes);
         }
     }
     let ports = subset.list("/ports");
     for (index, port) in ports.iter().enumerate() {
-        let field = format!("{field}.ports[{index}]");
-        if ports.len() > 1 && port.text("/name").is_empty() {
-            causes.required(format!("{field}.name"), "");
-        }
-        let number = port.int("/port");
-        if !(1..=65535).contains(&number) {
-            let range = "must be between 1 and 65535, inclusive";
-            causes.invalid(format!("{field}.port"), &json!(number), range);
+        validate_port(port, ports.len() > 1, &format!("{field}.ports[{index}]"), causes);
+    }
+}
+
+fn validate_address(address: &Value, field: &str, causes: &mut Causes) {
+    ip::check(&format!("{field}.ip"), address.text("/ip"), &[], causes);
+    let host = address.text("/hostname");
+    if !host.is_empty() {
+        for wrong in names::label(host) {
+            causes.invalid(format!("{field}.hostname"), &json!(host), wrong);
         }
     }
+    if let Some(node) = address["nodeName"].as_str() {
+        for wrong in names::subdomain(node) {
+            causes.invalid(format!("{field}.nodeName"), &json!(node), wrong);
+        }
+    }
+    ip::check_reachable(&format!("{field}.ip"), address.text("/ip"), causes);
+}
+
+fn validate_port(port: &Value, named: bool, field: &str, causes: &mut Causes) {
+    let name = port.text("/name");
+    if name.is_empty() {
+        if named {
+            causes.required(format!("{field}.name"), "");
+        }
+    } else {
+        for wrong in names::label(name) {
+            causes.invalid(format!("{field}.name"), &json!(name), wrong);
+        }
+    }
+    let number = port.int("/port");
+    if !(1..=65535).contains(&number) {
+        let range = "must be between 1 and 65535, inclusive";
+        causes.invalid(format!("{field}.port"), &json!(number), range);
+    }
+    let supported = ["SCTP", "TCP", "UDP"];
+    if !supported.contains(&port.text("/protocol")) {
+        causes.unsupported(format!("{field}.protocol"), &port["protocol"], &supported);
+    }
+    if let Some(protocol) = port["appProtocol"].as_str() {
+        for wrong in names::qualified(protocol) {
+            causes.invalid(format!("{field}.appProtocol"), &json!(protocol), wrong);
+        }
+    }
+}
+
+fn spellings(object: &Value) -> Vec<String> {
+    let mut all = Vec::new();
+    for (subset_index, subset) in object.list("/subsets").iter().enumerate() {
+        for list in ["addresses", "notReadyAddresses"] {
+            for (index, address) in subset.list(&format!("/{list}")).iter().enumerate() {
+                let field = format!("subsets[{subset_index}].{list}[{index}].ip");
+                all.extend(ip::warning(&field, address.text("/ip")));
+            }
+        }
+    }
+    all
 }
 
 /// Up to three `ip:port`, then how many more there are.
@@ -92,3 +147,6 @@ fn shown(endpoints: &Value) -> String {
         n => format!("{} + {} more...", all[..3].join(","), n - 3),
     }
 }
+
+#[cfg(test)]
+mod tests;

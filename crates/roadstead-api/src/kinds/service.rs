@@ -1,17 +1,28 @@
 //! Service: one address for many pods.
+//!
+//! What a client may leave out is filled in by [`Kind::default`]; what only the cluster knows, by
+//! [`families`] and then by the allocators of the API server; what an update means for fields that
+//! the client does not mention, by [`transition`].
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::invalid::Causes;
 use crate::kind::{Column, Info, Kind, NameRule, age_cell, labels_cell, name_cell, or_none};
-use crate::kinds::endpoint_slice::special_ranges;
 use crate::look::{Look, child, children, default_to};
 use crate::{metadata, names};
 
+mod addresses;
+pub mod families;
+mod policies;
+mod ports;
+mod status;
+pub mod transition;
+mod warnings;
+
+/// The kind itself.
 pub struct Service;
 
 static INFO: Info = Info {
@@ -25,7 +36,6 @@ static INFO: Info = Info {
 };
 
 const TYPES: [&str; 4] = ["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"];
-const PORT_RANGE: &str = "must be between 1 and 65535, inclusive";
 
 impl Kind for Service {
     fn info(&self) -> &'static Info {
@@ -33,41 +43,9 @@ impl Kind for Service {
     }
 
     fn default(&self, object: &mut Value) {
-        let spec = child(object, "spec");
-        default_to(spec, "sessionAffinity", "None");
-        default_to(spec, "type", "ClusterIP");
-        match spec.text("/sessionAffinity") {
-            "ClientIP" => {
-                let config = child(child(spec, "sessionAffinityConfig"), "clientIP");
-                default_to(config, "timeoutSeconds", 10_800);
-            }
-            "None" => {
-                spec.as_object_mut().map(|fields| fields.remove("sessionAffinityConfig"));
-            }
-            _ => {}
-        }
-        for port in children(spec, "ports") {
-            default_to(port, "protocol", "TCP");
-            let number = port["port"].clone();
-            if port["targetPort"] == json!(0) || port["targetPort"] == json!("") {
-                port["targetPort"] = Value::Null;
-            }
-            default_to(port, "targetPort", number);
-        }
-        let kind = spec.text("/type").to_owned();
-        let outside = ["NodePort", "LoadBalancer"].contains(&kind.as_str());
-        if outside || !spec.list("/externalIPs").is_empty() {
-            default_to(spec, "externalTrafficPolicy", "Cluster");
-        }
-        if kind != "ExternalName" {
-            default_to(spec, "internalTrafficPolicy", "Cluster");
-        }
-        if kind == "LoadBalancer" {
-            default_to(spec, "allocateLoadBalancerNodePorts", true);
-        }
-        // An empty selector is none.
-        if spec.pointer("/selector").and_then(Value::as_object).is_some_and(|s| s.is_empty()) {
-            spec.as_object_mut().map(|fields| fields.remove("selector"));
+        default_spec(child(object, "spec"));
+        if object.text("/spec/type") == "LoadBalancer" {
+            status::default(object);
         }
     }
 
@@ -77,31 +55,35 @@ impl Kind for Service {
 
     fn validate(&self, object: &Value, old: Option<&Value>, causes: &mut Causes) {
         let spec = &object["spec"];
-        let kind = spec.text("/type");
-        if !TYPES.contains(&kind) {
+        if let Some(old) = old {
+            addresses::validate_change(&old["spec"], spec, causes);
+            policies::validate_change(&old["spec"], spec, causes);
+        }
+        policies::validate_annotations(object, causes);
+        validate_type(spec, causes);
+        ports::validate(spec, causes);
+        metadata::labels(spec.get("selector"), "spec.selector", causes);
+        policies::validate_affinity(spec, causes);
+        addresses::validate(spec, old.map(|old| &old["spec"]), causes);
+        addresses::validate_external(spec, old.map(|old| &old["spec"]), causes);
+        if !TYPES.contains(&spec.text("/type")) {
             causes.unsupported("spec.type", &spec["type"], &TYPES);
         }
-        validate_ports(spec, kind, causes);
-        validate_addresses(spec, kind, old, causes);
-        if kind == "ExternalName" {
-            validate_external_name(spec, causes);
-        }
-        metadata::labels(spec.get("selector"), "spec.selector", causes);
-        validate_affinity(spec, causes);
-        validate_policies(spec, kind, causes);
+        ports::validate_together(spec, causes);
+        policies::validate_load_balancer(object, old, causes);
+        policies::validate_traffic(spec, causes);
+    }
+
+    fn validate_status(&self, object: &Value, old: &Value, causes: &mut Causes) {
+        status::validate(object, old, causes);
     }
 
     fn warnings(&self, object: &Value) -> Vec<String> {
-        let spec = &object["spec"];
-        let mut all = Vec::new();
-        if spec.text("/type") != "ExternalName" && spec.has("/externalName") {
-            let text = "spec.externalName is ignored when spec.type is not \"ExternalName\"";
-            all.push(text.to_owned());
-        }
-        if spec.text("/clusterIP") == "None" && spec.text("/sessionAffinity") == "ClientIP" {
-            all.push("spec.SessionAffinity is ignored for headless services".to_owned());
-        }
-        all
+        warnings::of(object)
+    }
+
+    fn status_warnings(&self, object: &Value) -> Vec<String> {
+        status::warnings(object)
     }
 
     fn columns(&self) -> &'static [Column] {
@@ -135,92 +117,102 @@ impl Kind for Service {
     }
 }
 
-fn validate_ports(spec: &Value, kind: &str, causes: &mut Causes) {
-    let ports = spec.list("/ports");
-    let headless = spec.text("/clusterIP") == "None";
-    if ports.is_empty() && !headless && kind != "ExternalName" {
+/// Whether the Service has no address of its own.
+pub fn is_headless(spec: &Value) -> bool {
+    matches!(spec.list("/clusterIPs"), [only] if only == "None")
+}
+
+/// Whether the Service gets node ports.
+pub fn is_on_nodes(spec: &Value) -> bool {
+    matches!(spec.text("/type"), "NodePort" | "LoadBalancer")
+}
+
+/// Whether something outside the cluster may come in through the Service.
+pub fn is_reachable_from_outside(spec: &Value) -> bool {
+    is_on_nodes(spec)
+        || (spec.text("/type") == "ClusterIP" && !spec.list("/externalIPs").is_empty())
+}
+
+/// Whether each node answers on a port of its own whether it has endpoints.
+pub fn needs_health_check(spec: &Value) -> bool {
+    spec.text("/type") == "LoadBalancer" && spec.text("/externalTrafficPolicy") == "Local"
+}
+
+/// Whether node ports are picked for ports that name none.
+pub fn wants_node_ports(spec: &Value) -> bool {
+    match spec.text("/type") {
+        "NodePort" => true,
+        "LoadBalancer" => spec["allocateLoadBalancerNodePorts"] != json!(false),
+        _ => false,
+    }
+}
+
+fn default_spec(spec: &mut Value) {
+    for (field, value) in [("sessionAffinity", "None"), ("type", "ClusterIP")] {
+        if spec[field] == "" {
+            spec[field] = Value::Null;
+        }
+        default_to(spec, field, value);
+    }
+    match spec.text("/sessionAffinity") {
+        "ClientIP" if !spec.has("/sessionAffinityConfig/clientIP/timeoutSeconds") => {
+            spec["sessionAffinityConfig"] = json!({"clientIP": {"timeoutSeconds": 10_800}});
+        }
+        "None" => remove(spec, "sessionAffinityConfig"),
+        _ => {}
+    }
+    for port in children(spec, "ports") {
+        if port["protocol"] == "" {
+            port["protocol"] = Value::Null;
+        }
+        default_to(port, "protocol", "TCP");
+        if port["targetPort"] == 0 || port["targetPort"] == "" {
+            port["targetPort"] = Value::Null;
+        }
+        let number = port["port"].clone();
+        default_to(port, "targetPort", if number.is_null() { 0.into() } else { number });
+    }
+    if is_reachable_from_outside(spec) {
+        if spec["externalTrafficPolicy"] == "" {
+            spec["externalTrafficPolicy"] = Value::Null;
+        }
+        default_to(spec, "externalTrafficPolicy", "Cluster");
+    }
+    let kind = spec.text("/type").to_owned();
+    if matches!(kind.as_str(), "ClusterIP" | "NodePort" | "LoadBalancer") {
+        default_to(spec, "internalTrafficPolicy", "Cluster");
+    }
+    if kind == "LoadBalancer" {
+        default_to(spec, "allocateLoadBalancerNodePorts", true);
+    }
+    // An empty selector is none.
+    if spec.pointer("/selector").and_then(Value::as_object).is_some_and(|s| s.is_empty()) {
+        remove(spec, "selector");
+    }
+}
+
+fn validate_type(spec: &Value, causes: &mut Causes) {
+    let kind = spec.text("/type");
+    let headless = is_headless(spec);
+    if spec.list("/ports").is_empty() && !headless && kind != "ExternalName" {
         causes.required("spec.ports", "");
     }
-    let (mut names_seen, mut numbers_seen) = (BTreeSet::new(), BTreeSet::new());
-    for (index, port) in ports.iter().enumerate() {
-        let field = format!("spec.ports[{index}]");
-        let name = port.text("/name");
-        if name.is_empty() {
-            if ports.len() > 1 {
-                causes.required(format!("{field}.name"), "");
-            }
-        } else {
-            for wrong in names::label(name) {
-                causes.invalid(format!("{field}.name"), &json!(name), wrong);
-            }
-            if !names_seen.insert(name) {
-                causes.duplicate(format!("{field}.name"), &json!(name));
-            }
-        }
-        let number = port.int("/port");
-        if !(1..=65535).contains(&number) {
-            causes.invalid(format!("{field}.port"), &json!(number), PORT_RANGE);
-        }
-        let protocol = port.text("/protocol");
-        if !["TCP", "UDP", "SCTP"].contains(&protocol) {
-            let supported = ["SCTP", "TCP", "UDP"];
-            causes.unsupported(format!("{field}.protocol"), &port["protocol"], &supported);
-        }
-        validate_target(&port["targetPort"], &format!("{field}.targetPort"), causes);
-        if port.int("/nodePort") != 0 && kind == "ClusterIP" {
-            let detail = "may not be used when `type` is 'ClusterIP'";
-            causes.forbidden(format!("{field}.nodePort"), detail);
-        }
-        if !numbers_seen.insert((protocol, number)) {
-            let shown = json!({"Name": name, "Protocol": protocol, "Port": number});
-            causes.duplicate(field, &shown);
-        }
+    if is_on_nodes(spec) && headless {
+        let detail = format!("may not be set to 'None' for {kind} services");
+        causes.invalid("spec.clusterIPs[0]", &json!("None"), detail);
     }
-}
-
-fn validate_target(target: &Value, field: &str, causes: &mut Causes) {
-    match target {
-        Value::Number(number) if (1..=65535).contains(&number.as_i64().unwrap_or(0)) => {}
-        Value::String(name) => {
-            names::port(name).iter().for_each(|wrong| causes.invalid(field, target, wrong));
-        }
-        _ => causes.invalid(field, target, PORT_RANGE),
-    }
-}
-
-fn validate_addresses(spec: &Value, kind: &str, old: Option<&Value>, causes: &mut Causes) {
-    let addresses = spec.list("/clusterIPs");
-    if kind == "ExternalName" && !addresses.is_empty() {
-        causes.forbidden("spec.clusterIPs", "may not be set for ExternalName services");
+    if kind != "ExternalName" {
         return;
     }
-    for (index, address) in addresses.iter().enumerate() {
-        let (field, text) = (format!("spec.clusterIPs[{index}]"), address.as_str().unwrap_or(""));
-        if text == "None" {
-            if ["NodePort", "LoadBalancer"].contains(&kind) {
-                let detail = format!("may not be set to 'None' for {kind} services");
-                causes.invalid(field, address, detail);
-            }
-        } else if text.parse::<IpAddr>().is_err() {
-            let detail = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)";
-            causes.invalid(field, address, detail);
+    for field in ["clusterIPs", "ipFamilies", "ipFamilyPolicy"] {
+        let set = spec.has(&format!("/{field}")) && spec[field] != json!([]);
+        if set {
+            let detail = "may not be set for ExternalName services";
+            causes.forbidden(format!("spec.{field}"), detail);
         }
     }
-    let before = old.map(|old| old.list("/spec/clusterIPs")).unwrap_or_default();
-    let stays = old.is_some_and(|old| old.text("/spec/type") != "ExternalName");
-    if let (Some(was), Some(is)) = (before.first(), addresses.first())
-        && stays
-        && was != is
-    {
-        causes.invalid("spec.clusterIPs[0]", &json!(addresses), "may not change once set");
-    }
-    for (index, address) in spec.list("/externalIPs").iter().enumerate() {
-        address_causes(address, &format!("spec.externalIPs[{index}]"), causes);
-    }
-}
-
-fn validate_external_name(spec: &Value, causes: &mut Causes) {
-    let name = spec.text("/externalName").trim_end_matches('.');
+    let name = spec.text("/externalName");
+    let name = name.strip_suffix('.').unwrap_or(name);
     if name.is_empty() {
         causes.required("spec.externalName", "");
     } else {
@@ -230,55 +222,8 @@ fn validate_external_name(spec: &Value, causes: &mut Causes) {
     }
 }
 
-fn validate_affinity(spec: &Value, causes: &mut Causes) {
-    match spec.text("/sessionAffinity") {
-        "None" => {}
-        "ClientIP" => {
-            let timeout = spec.int("/sessionAffinityConfig/clientIP/timeoutSeconds");
-            if !(1..=86_400).contains(&timeout) {
-                causes.invalid(
-                    "spec.sessionAffinityConfig.clientIP.timeoutSeconds",
-                    &json!(timeout),
-                    "must be greater than 0 and less than 86400",
-                );
-            }
-        }
-        _ => {
-            let supported = ["ClientIP", "None"];
-            causes.unsupported("spec.sessionAffinity", &spec["sessionAffinity"], &supported);
-        }
-    }
-}
-
-fn validate_policies(spec: &Value, kind: &str, causes: &mut Causes) {
-    let outside = ["NodePort", "LoadBalancer"].contains(&kind);
-    let reachable = outside || !spec.list("/externalIPs").is_empty();
-    for (field, required) in
-        [("externalTrafficPolicy", reachable), ("internalTrafficPolicy", kind != "ExternalName")]
-    {
-        let value = &spec[field];
-        match value.as_str().unwrap_or("") {
-            "" if !required => {}
-            "Cluster" | "Local" if field == "externalTrafficPolicy" && !reachable => {
-                let detail = "may only be set for externally-accessible services";
-                causes.invalid(format!("spec.{field}"), value, detail);
-            }
-            "Cluster" | "Local" => {}
-            _ => causes.unsupported(format!("spec.{field}"), value, &["Cluster", "Local"]),
-        }
-    }
-}
-
-/// Checks one address that a client must be able to reach.
-pub fn address_causes(address: &Value, field: &str, causes: &mut Causes) {
-    let text = address.as_str().unwrap_or("");
-    match text.parse::<IpAddr>() {
-        Ok(parsed) => special_ranges(Some(parsed), field, address, causes),
-        Err(_) => {
-            let detail = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)";
-            causes.invalid(field, address, detail);
-        }
-    }
+fn remove(spec: &mut Value, field: &str) {
+    spec.as_object_mut().map(|fields| fields.remove(field));
 }
 
 fn external_address(service: &Value) -> String {

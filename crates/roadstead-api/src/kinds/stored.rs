@@ -162,7 +162,7 @@ const BINDING_CELLS: &[Cell] = &[
 ];
 
 /// All of them.
-pub static ALL: [Stored; 24] = [
+pub static ALL: [Stored; 23] = [
     stored(namespaced("", "LimitRange", "limitranges", "limitrange").short(&["limits"])),
     stored(namespaced("", "PodTemplate", "podtemplates", "podtemplate")),
     shown(
@@ -256,11 +256,6 @@ pub static ALL: [Stored; 24] = [
         namespaced("apps", "ControllerRevision", "controllerrevisions", "controllerrevision"),
         &[NAME, Column::int("Revision"), AGE],
         &[Cell::Name, Cell::Int("/revision"), Cell::Age],
-    ),
-    shown(
-        cluster(NETWORKING, "ServiceCIDR", "servicecidrs", "servicecidr").with_status(),
-        &[NAME, Column::text("CIDRs"), AGE],
-        &[Cell::Name, Cell::Join("/spec/cidrs"), Cell::Age],
     ),
     shown(
         namespaced(NETWORKING, "Ingress", "ingresses", "ingress").short(&["ing"]).with_status(),

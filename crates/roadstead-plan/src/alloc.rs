@@ -16,9 +16,8 @@ pub const NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
 /// The search begins at a place that `seed` chooses, so that an address just given back is not
 /// given out again at once.
 pub fn cluster_ip(range: IpNet, taken: impl Fn(IpAddr) -> bool, seed: u64) -> Option<IpAddr> {
-    let size = usable(range);
-    let band = if size <= 16 { 0 } else { (size / 16).clamp(16, 256) };
-    search(size, band, seed, |offset| {
+    let band = if all(range) <= 16 { 0 } else { (all(range) / 16).clamp(16, 256) };
+    search(usable(range), band, seed, |offset| {
         let address = nth(range, offset + 1);
         (!taken(address)).then_some(address)
     })
@@ -34,6 +33,11 @@ pub fn may_be_allocated(range: IpNet, address: IpAddr) -> bool {
     range.contains(&address) && !edge
 }
 
+/// Whether addresses can be given out from the range at all: IPv6 ranges may be too large.
+pub fn is_usable(range: IpNet) -> bool {
+    range.addr().is_ipv4() || range.prefix_len() >= 64
+}
+
 /// The address at a position of the range; 0 is the network address.
 pub fn nth(range: IpNet, offset: u64) -> IpAddr {
     match range {
@@ -42,29 +46,40 @@ pub fn nth(range: IpNet, offset: u64) -> IpAddr {
     }
 }
 
-/// A node port that is not taken, preferably from the upper band.
-pub fn node_port(taken: impl Fn(u16) -> bool, seed: u64) -> Option<u16> {
-    let size = u64::from(NODE_PORTS.end() - NODE_PORTS.start()) + 1;
-    let band = (size / 32).clamp(16, 128);
+/// A node port of `range` that is not taken, preferably from the upper band.
+pub fn node_port(
+    range: &RangeInclusive<u16>,
+    taken: impl Fn(u16) -> bool,
+    seed: u64,
+) -> Option<u16> {
+    let size = u64::from(range.end().saturating_sub(*range.start())) + 1;
+    let band = if size <= 16 { 0 } else { (size / 32).clamp(16, 128) };
     search(size, band, seed, |offset| {
-        let port = NODE_PORTS.start() + offset as u16;
+        let port = range.start() + offset as u16;
         (!taken(port)).then_some(port)
     })
 }
 
 /// Looks through the upper band from a place chosen by the seed, then through the lower band.
 fn search<T>(size: u64, band: u64, seed: u64, take: impl Fn(u64) -> Option<T>) -> Option<T> {
-    let upper = size - band;
-    let start = if upper == 0 { 0 } else { seed % upper };
-    let upper = (start..upper).chain(0..start).map(|offset| band + offset);
-    upper.chain(0..band).find_map(take)
+    let around = |size: u64| {
+        let start = if size == 0 { 0 } else { seed % size };
+        (start..size).chain(0..start)
+    };
+    let band = band.min(size);
+    let upper = around(size - band).map(|offset| band + offset);
+    upper.chain(around(band)).find_map(take)
 }
 
-/// How many addresses can be given out. More than 2⁶⁴ of them are as good as 2⁶⁴.
-fn usable(range: IpNet) -> u64 {
+/// How many addresses there are. More than 2⁶⁴ of them are as good as 2⁶⁴.
+fn all(range: IpNet) -> u64 {
     let bits = range.max_prefix_len() - range.prefix_len();
-    let all = if bits >= 64 { u64::MAX } else { 1 << bits };
-    all.saturating_sub(if range.addr().is_ipv4() { 2 } else { 1 })
+    if bits >= 64 { u64::MAX } else { 1 << bits }
+}
+
+/// How many addresses can be given out.
+fn usable(range: IpNet) -> u64 {
+    all(range).saturating_sub(if range.addr().is_ipv4() { 2 } else { 1 })
 }
 
 #[cfg(test)]
@@ -82,14 +97,18 @@ mod tests {
         let cases = [
             ("10.96.0.0/16", 0, "10.96.1.1"),
             ("10.96.0.0/12", 0, "10.96.1.1"),
+            ("10.0.0.0/20", 0, "10.0.1.1"),
+            ("10.0.0.0/24", 0, "10.0.0.17"),
+            ("10.0.0.0/27", 0, "10.0.0.17"),
             ("10.0.0.0/28", 0, "10.0.0.1"),
             ("fd00:10:96::/112", 0, "fd00:10:96::101"),
+            ("fd00:10:96::/64", 0, "fd00:10:96::101"),
         ];
         for (range, seed, want) in cases {
             let got = cluster_ip(net(range), |_| false, seed).unwrap();
             assert_eq!(got.to_string(), want, "{range}");
         }
-        assert_eq!(node_port(|_| false, 0), Some(30_086));
+        assert_eq!(node_port(&NODE_PORTS, |_| false, 0), Some(30_086));
     }
 
     #[test]
@@ -103,6 +122,16 @@ mod tests {
         ] {
             assert_eq!(may_be_allocated(range, address.parse().unwrap()), want, "{address}");
         }
+    }
+
+    #[test]
+    fn small_ranges_of_ports_have_no_lower_band() {
+        let first = |range| node_port(&range, |_| false, 0);
+        assert_eq!(first(30_000..=30_015), Some(30_000));
+        assert_eq!(first(30_000..=30_016), Some(30_016));
+        assert_eq!(first(30_000..=30_999), Some(30_031));
+        assert_eq!(node_port(&(30_000..=30_016), |port| port != 30_003, 9), Some(30_003));
+        assert_eq!(node_port(&(30_000..=30_016), |_| true, 9), None);
     }
 
     proptest! {

@@ -1,12 +1,17 @@
 //! The state behind all requests.
 
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use ipnet::IpNet;
+use roadstead_api::ip::Family;
+use roadstead_api::kinds::service::families::Cluster;
 use roadstead_api::schema::Schema;
+use roadstead_plan::alloc;
 use roadstead_store::store::Store;
 
+use crate::allocate::ranges::Ranges;
 use crate::audit::Audit;
 use crate::limits::Limits;
 use crate::metrics::Metrics;
@@ -25,6 +30,23 @@ pub struct Config {
     pub audit: Option<Audit>,
 }
 
+/// What an operator can choose about Services.
+#[derive(Clone, Debug)]
+pub struct Services {
+    /// Where addresses of the other family come from, in a cluster that has both.
+    pub second_range: Option<IpNet>,
+    /// Where node ports come from.
+    pub node_ports: RangeInclusive<u16>,
+    /// Whether everybody who uses Endpoints hears that EndpointSlices have replaced them.
+    pub warn_about_endpoints: bool,
+}
+
+impl Default for Services {
+    fn default() -> Self {
+        Self { second_range: None, node_ports: alloc::NODE_PORTS, warn_about_endpoints: true }
+    }
+}
+
 /// Everything that the handlers of requests share.
 pub struct Api {
     pub(crate) store: Arc<Store>,
@@ -36,13 +58,27 @@ pub struct Api {
     pub(crate) limits: Limits,
     pub(crate) metrics: Metrics,
     pub(crate) audit: Option<Audit>,
+    pub(crate) services: Services,
+    pub(crate) ranges: Ranges,
 }
 
 impl Api {
     /// An API server over a store.
-    pub fn new(store: Arc<Store>, mut config: Config, tokens: Tokens) -> Arc<Self> {
+    pub fn new(store: Arc<Store>, config: Config, tokens: Tokens) -> Arc<Self> {
+        Self::with_services(store, config, Services::default(), tokens)
+    }
+
+    /// An API server over a store, with choices about Services.
+    pub fn with_services(
+        store: Arc<Store>,
+        mut config: Config,
+        services: Services,
+        tokens: Tokens,
+    ) -> Arc<Self> {
         Arc::new(Self {
             rbac: Rbac::new(store.clone()),
+            ranges: Ranges::new(store.clone()),
+            services,
             store: store.clone(),
             catalog: Catalog::new(store.clone()),
             schema: Schema::kubernetes(),
@@ -56,6 +92,12 @@ impl Api {
 }
 
 impl Api {
+    /// The families in which Services can have addresses.
+    pub(crate) fn families(&self) -> Cluster {
+        let primary = Family::of(self.config.service_range.addr());
+        Cluster { primary, dual: self.services.second_range.is_some() }
+    }
+
     /// The kinds served now.
     pub(crate) fn registry(&self) -> Arc<Registry> {
         self.catalog.now()

@@ -2,10 +2,12 @@
 
 use std::net::IpAddr;
 
+use roadstead_api::look::Look;
 use roadstead_plan::alloc;
 use serde_json::{Value, json};
 use tracing::warn;
 
+use crate::allocate::ranges;
 use crate::api::Api;
 use crate::cleanup;
 use crate::error::ApiError;
@@ -24,6 +26,7 @@ pub async fn run(api: &Api) -> Result<(), ApiError> {
     for (plural, object) in rbac::bootstrap::objects() {
         ensure(api, "rbac.authorization.k8s.io", "v1", plural, "", object).await?;
     }
+    service_range(api).await?;
     let first = alloc::nth(api.config.service_range, 1).to_string();
     let service = json!({
         "metadata": {
@@ -41,6 +44,37 @@ pub async fn run(api: &Api) -> Result<(), ApiError> {
         Some((address, port)) => advertise(api, address, port).await,
         None => Ok(()),
     }
+}
+
+/// Makes the ServiceCIDR that the operator has chosen, or gives the present one a second family.
+/// One that says something else stays: Services have addresses from it.
+async fn service_range(api: &Api) -> Result<(), ApiError> {
+    let registry = api.registry();
+    let resource = registry.find("networking.k8s.io", "v1", "servicecidrs");
+    let resource = resource.ok_or_else(ApiError::no_such_path)?;
+    let owner = Owner::Manager("roadstead", "");
+    let context = Context { api, resource, namespace: "", dry_run: false, owner };
+    let ranges = [Some(api.config.service_range), api.services.second_range];
+    let wanted: Vec<_> = ranges.into_iter().flatten().map(|range| range.to_string()).collect();
+    let object = json!({"apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR",
+        "metadata": {"name": ranges::DEFAULT}, "spec": {"cidrs": wanted}});
+    match write::create(&context, object).await {
+        Err(error) if error.reason == "AlreadyExists" => {}
+        result => return result.map(drop),
+    }
+    let change = |old: &Value| {
+        let mut new = old.clone();
+        let present = old.list("/spec/cidrs");
+        if present.len() == 1 && wanted.len() == 2 && present[0] == wanted[0].as_str() {
+            new["spec"]["cidrs"] = json!(wanted);
+        } else if json!(present) != json!(wanted) {
+            warn!(present = %json!(present), wanted = %json!(wanted), "the ServiceCIDR kubernetes \
+                is not what was asked for; it stays as it is");
+        }
+        Ok(new)
+    };
+    write::update(&context, ranges::DEFAULT, Part::Main, change).await?;
+    ranges::tidy(api, resource).await
 }
 
 async fn advertise(api: &Api, address: IpAddr, port: u16) -> Result<(), ApiError> {

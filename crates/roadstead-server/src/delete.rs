@@ -10,7 +10,7 @@ use roadstead_store::transaction::Transaction;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::allocate;
+use crate::allocate::{self, ranges};
 use crate::api::Api;
 use crate::cleanup;
 use crate::custom;
@@ -90,8 +90,11 @@ pub async fn delete(
         let transaction = Transaction::new().expect(key.clone(), Some(entry.revision));
         if !held && grace == 0 {
             let transaction = allocate::release(resource, &object, transaction);
-            match commit(api, transaction.delete(key.clone()), options.dry_run).await? {
+            let transaction = transaction.delete(key.clone());
+            let transaction = allocate::restore(api, resource, &object, transaction);
+            match commit(api, transaction, options.dry_run).await? {
                 Some(revision) => {
+                    ranges::tidy(api, resource).await?;
                     cleanup::after_removal(api, resource).await?;
                     object["metadata"]["resourceVersion"] = revision.to_string().into();
                     return Ok(Deleted::Gone(object));
@@ -110,6 +113,7 @@ pub async fn delete(
         let commit =
             commit(api, transaction.put(key.clone(), value.clone()), options.dry_run).await?;
         if let Some(revision) = commit {
+            ranges::tidy(api, resource).await?;
             return Ok(Deleted::Going(Entry { key, value, revision }));
         }
     }
@@ -127,6 +131,7 @@ pub async fn finish(
     let transaction = allocate::release(resource, &object, transaction);
     match commit(api, transaction.delete(entry.key.clone()), dry_run).await? {
         Some(revision) => {
+            ranges::tidy(api, resource).await?;
             cleanup::after_removal(api, resource).await?;
             let value = entry.value.clone();
             let entry = Entry { key: entry.key.clone(), value, revision };

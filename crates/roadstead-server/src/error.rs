@@ -91,7 +91,12 @@ impl ApiError {
 
     /// The object is wrong.
     pub fn invalid(info: &Info, name: &str, causes: &[Cause]) -> Self {
-        let lines: Vec<_> = causes.iter().map(ToString::to_string).collect();
+        let mut lines: Vec<String> = Vec::new();
+        for line in causes.iter().map(ToString::to_string) {
+            if !lines.contains(&line) {
+                lines.push(line);
+            }
+        }
         let lines = match &lines[..] {
             [one] => one.clone(),
             many => format!("[{}]", many.join(", ")),

@@ -136,7 +136,8 @@ async fn answer(
     };
     let deprecated = resource.info().deprecated;
     let mut response = call.answer(parts.method.as_str()).await?;
-    if !deprecated.is_empty() {
+    let silent = resource.bucket == "endpoints" && !api.services.warn_about_endpoints;
+    if !deprecated.is_empty() && !silent {
         warn(&mut response, deprecated);
     }
     Ok(response)

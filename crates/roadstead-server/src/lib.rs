@@ -7,7 +7,7 @@
 //! in the same process use the same router without a socket (`local`).
 
 mod about;
-mod allocate;
+pub mod allocate;
 pub mod api;
 pub mod audit;
 mod authorize;

@@ -16,7 +16,7 @@ use roadstead_store::transaction::Transaction;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::allocate;
+use crate::allocate::{Allocation, ranges};
 use crate::api::Api;
 use crate::error::ApiError;
 use crate::object;
@@ -158,13 +158,14 @@ async fn insert(context: &Context<'_>, object: Value) -> Result<Written, ApiErro
         }
         let mut object = object.clone();
         let transaction = Transaction::new().expect(key.clone(), None);
-        let transaction =
-            allocate::complete(api, resource, None, &mut object, transaction, dry_run)?;
-        validate(resource, &object, None)?;
-        let warnings = resource.kind.warnings(&object);
+        let allocation = Allocation { api, resource, old: None, dry_run };
+        let transaction = allocation.complete(&mut object, transaction)?;
+        validate(resource, Part::Main, &object, None)?;
+        let warnings = resource.kind.warnings_on_create(&object);
         let value = resource.encode(&object);
         let commit = commit(api, transaction.put(key.clone(), value.clone()), dry_run).await;
         if let Some(revision) = commit? {
+            ranges::tidy(api, resource).await?;
             let entry = Entry { key, value, revision };
             return Ok(Written { entry, created: true, warnings });
         }
@@ -196,14 +197,22 @@ pub async fn update(
         }
         merge_parts(resource, part, &old, &mut new);
         context.track(Some(&old), &mut new);
-        let transaction = Transaction::new().expect(key.clone(), Some(entry.revision));
-        let transaction =
-            allocate::complete(api, resource, Some(&old), &mut new, transaction, dry_run)?;
-        if part != Part::Whole {
-            validate(resource, &new, Some(&old))?;
+        let guarded = Transaction::new().expect(key.clone(), Some(entry.revision));
+        let mut transaction = guarded.clone();
+        if part == Part::Main {
+            let allocation = Allocation { api, resource, old: Some(&old), dry_run };
+            transaction = allocation.complete(&mut new, transaction)?;
         }
-        let warnings = resource.kind.warnings(&new);
+        if part != Part::Whole {
+            validate(resource, part, &new, Some(&old))?;
+        }
+        let warnings = match part {
+            Part::Status => resource.kind.status_warnings(&new),
+            Part::Main | Part::Whole => resource.kind.warnings(&new),
+        };
         if is_released(&new) {
+            // What the new state would have taken is not taken: the object goes.
+            let transaction = guarded;
             return crate::delete::finish(api, resource, &entry, transaction, dry_run).await;
         }
         if info.generation && content(&old) != content(&new) {
@@ -222,6 +231,7 @@ pub async fn update(
         }
         let commit = commit(api, transaction.put(key.clone(), value.clone()), dry_run).await;
         if let Some(revision) = commit? {
+            ranges::tidy(api, resource).await?;
             let entry = Entry { key, value, revision };
             return Ok(Written { entry, created: false, warnings });
         }
@@ -346,10 +356,18 @@ fn merge_parts(resource: &Resource, part: Part, old: &Value, new: &mut Value) {
     resource.kind.default(new);
 }
 
-fn validate(resource: &Resource, object: &Value, old: Option<&Value>) -> Result<(), ApiError> {
+fn validate(
+    resource: &Resource,
+    part: Part,
+    object: &Value,
+    old: Option<&Value>,
+) -> Result<(), ApiError> {
     let mut causes = Causes::default();
     metadata::validate(resource.info(), object, &mut causes);
-    resource.kind.validate(object, old, &mut causes);
+    match (part, old) {
+        (Part::Status, Some(old)) => resource.kind.validate_status(object, old, &mut causes),
+        _ => resource.kind.validate(object, old, &mut causes),
+    }
     if causes.0.is_empty() {
         return Ok(());
     }

@@ -1,14 +1,16 @@
 //! `roadstead apiserver`: the API server alone.
 
 use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Parser;
-use ipnet::IpNet;
-use roadstead_server::api::{Api, Config};
+use ipnet::{IpNet, Ipv4Net};
+use roadstead_plan::alloc;
+use roadstead_server::api::{Api, Config, Services};
 use roadstead_server::audit::{Audit, Policy};
 use roadstead_server::identity::{Authority, write_secret};
 use roadstead_server::tokens::Tokens;
@@ -34,14 +36,89 @@ pub struct Args {
     /// Where to write the admin's kubeconfig once the server is ready.
     #[arg(long, default_value = "roadstead.kubeconfig", value_name = "FILE")]
     kubeconfig_out: PathBuf,
-    /// Where the addresses of Services come from.
-    #[arg(long, default_value = "10.96.0.0/12", value_name = "CIDR")]
-    service_cidr: IpNet,
+    #[command(flatten)]
+    services: ServiceArgs,
     /// Tokens that are known from the start: `token,user,uid,"group1,group2"` on each line.
     #[arg(long, value_name = "FILE")]
     token_auth_file: Option<PathBuf>,
     #[command(flatten)]
     audit: AuditArgs,
+}
+
+/// Addresses and ports of Services.
+#[derive(Clone, Debug, Parser)]
+pub struct ServiceArgs {
+    /// Where the addresses of Services come from: one range, or one of each family. Services get
+    /// an address of the first unless they ask for more.
+    #[arg(
+        long,
+        alias = "service-cluster-ip-range",
+        value_name = "CIDR[,CIDR]",
+        value_delimiter = ',',
+        default_value = "10.96.0.0/12"
+    )]
+    service_cidr: Vec<IpNet>,
+    /// Where node ports come from.
+    #[arg(long, value_name = "FIRST-LAST", value_parser = port_range,
+        default_value = "30000-32767")]
+    service_node_port_range: RangeInclusive<u16>,
+    /// Whether to tell everybody who uses Endpoints that EndpointSlices have replaced them.
+    #[arg(long, value_name = "true|false", action = clap::ArgAction::Set, default_value_t = true)]
+    endpoints_deprecation_warning: bool,
+}
+
+impl ServiceArgs {
+    /// The first range, and all other choices.
+    pub fn settle(&self) -> anyhow::Result<(IpNet, Services)> {
+        let (first, second) = match self.service_cidr[..] {
+            [first] => (first, None),
+            [first, second] => (first, Some(second)),
+            _ => bail!("--service-cidr takes one range, or one of each family"),
+        };
+        if second.is_some_and(|second| second.addr().is_ipv4() == first.addr().is_ipv4()) {
+            bail!("--service-cidr {first} and the second range must be of different IP family");
+        }
+        for range in &self.service_cidr {
+            if range.addr() != range.network() {
+                bail!(
+                    "--service-cidr {range} has bits beyond its prefix; did you mean {}?",
+                    range.trunc()
+                );
+            }
+            if !alloc::is_usable(*range) {
+                bail!("--service-cidr {range} is too large: the shortest IPv6 prefix is 64");
+            }
+        }
+        let services = Services {
+            second_range: second,
+            node_ports: self.service_node_port_range.clone(),
+            warn_about_endpoints: self.endpoints_deprecation_warning,
+        };
+        Ok((first, services))
+    }
+
+    /// The range of IPv4 addresses, if there is one.
+    pub fn ipv4_range(&self) -> Option<Ipv4Net> {
+        self.service_cidr.iter().find_map(|range| match range {
+            IpNet::V4(v4) => Some(*v4),
+            IpNet::V6(_) => None,
+        })
+    }
+}
+
+/// Reads `30000-32767`, or `30000+2768`.
+fn port_range(text: &str) -> Result<RangeInclusive<u16>, String> {
+    let wrong = || format!("{text:?} is not a range of ports such as 30000-32767");
+    let number = |text: &str| text.trim().parse::<u16>().map_err(|_| wrong());
+    let (first, last) = match (text.split_once('-'), text.split_once('+')) {
+        (Some((first, last)), _) => (number(first)?, number(last)?),
+        (None, Some((first, size))) => {
+            let last = number(first)?.checked_add(number(size)?.checked_sub(1).ok_or_else(wrong)?);
+            (number(first)?, last.ok_or_else(wrong)?)
+        }
+        (None, None) => (number(text)?, number(text)?),
+    };
+    if first == 0 || last < first { Err(wrong()) } else { Ok(first..=last) }
 }
 
 /// Who did what, in a file.
@@ -91,13 +168,15 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         tokens =
             tokens.with_file(&text.with_context(|| format!("cannot read {}", path.display()))?);
     }
+    let (service_range, services) = args.services.settle()?;
     let setup = Setup {
         authority: &authority,
         tokens,
         audit: args.audit.open()?,
         store,
         listen: args.listen,
-        service_range: args.service_cidr,
+        service_range,
+        services,
         advertise: None,
     };
     let server = start(setup, stop).await?;
@@ -139,16 +218,19 @@ pub struct Setup<'a> {
     pub store: Arc<Store>,
     pub listen: SocketAddr,
     pub service_range: IpNet,
+    pub services: Services,
     pub advertise: Option<IpAddr>,
 }
 
 /// Starts an API server.
 pub async fn start(setup: Setup<'_>, stop: CancellationToken) -> anyhow::Result<Server> {
-    let Setup { authority, tokens, audit, store, listen, service_range, advertise } = setup;
+    let Setup { authority, tokens, audit, store, listen, service_range, services, advertise } =
+        setup;
     let listener = bind(listen).await?;
     let address = listener.local_addr().context("a bound socket has an address")?;
     let advertise = advertise.map(|ip| (ip, address.port()));
-    let api = Api::new(store, Config { service_range, advertise, audit }, tokens);
+    let config = Config { service_range, advertise, audit };
+    let api = Api::with_services(store, config, services, tokens);
     bootstrap::run(&api)
         .await
         .map_err(|error| anyhow::anyhow!("cannot prepare the cluster: {}", error.message))?;
@@ -199,7 +281,7 @@ fn certificate_names(
     service_range: IpNet,
     advertise: Option<IpAddr>,
 ) -> Vec<String> {
-    let first = roadstead_plan::alloc::nth(service_range, 1);
+    let first = alloc::nth(service_range, 1);
     let mut names = vec![
         "localhost".to_owned(),
         "kubernetes".to_owned(),
@@ -214,4 +296,45 @@ fn certificate_names(
     }
     names.extend(advertise.map(|ip| ip.to_string()));
     names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_of_ports() {
+        for (text, want) in [
+            ("30000-32767", Some(30_000..=32_767)),
+            ("30000+2768", Some(30_000..=32_767)),
+            ("30000", Some(30_000..=30_000)),
+            ("32767-30000", None),
+            ("0-10", None),
+            ("30000-70000", None),
+            ("60000+6000", None),
+            ("30000+0", None),
+            ("many", None),
+        ] {
+            assert_eq!(port_range(text).ok(), want, "{text}");
+        }
+    }
+
+    #[test]
+    fn ranges_of_services() {
+        let settle = |text: &str| {
+            let args = ServiceArgs::try_parse_from(["test", "--service-cidr", text]).unwrap();
+            args.settle().map(|(first, services)| (first.to_string(), services.second_range))
+        };
+        let dual = settle("fd00::/112,10.96.0.0/16").unwrap();
+        assert_eq!(dual, ("fd00::/112".into(), Some("10.96.0.0/16".parse().unwrap())));
+        assert_eq!(settle("10.96.0.0/16").unwrap(), ("10.96.0.0/16".into(), None));
+        for wrong in [
+            "10.96.0.0/16,10.97.0.0/16",
+            "10.96.0.0/16,fd00::/112,fd01::/112",
+            "10.96.0.1/16",
+            "fd00::/48",
+        ] {
+            assert!(settle(wrong).is_err(), "{wrong}");
+        }
+    }
 }

@@ -42,9 +42,8 @@ pub struct Args {
     /// What this machine is called among the nodes [default: its host name].
     #[arg(long, value_name = "NAME")]
     node_name: Option<String>,
-    /// Where the addresses of Services come from.
-    #[arg(long, value_name = "CIDR", default_value = "10.96.0.0/12")]
-    service_cidr: Ipv4Net,
+    #[command(flatten)]
+    services: apiserver::ServiceArgs,
     /// Where the addresses of pods come from; this node takes the first /24 of it.
     #[arg(long, value_name = "CIDR", default_value = "10.244.0.0/16")]
     cluster_cidr: Ipv4Net,
@@ -76,6 +75,7 @@ struct Plan {
     node_name: String,
     kubeconfig: PathBuf,
     pod_cidr: Ipv4Net,
+    service_cidr: Ipv4Net,
     dns_ip: Ipv4Addr,
     internal_ip: IpAddr,
 }
@@ -89,14 +89,18 @@ impl Plan {
         else {
             bail!("--cluster-cidr {} has no room for a /24", args.cluster_cidr);
         };
-        let tenth = alloc::nth(args.service_cidr.into(), 10);
-        let IpAddr::V4(tenth) = tenth else { bail!("--service-cidr must be IPv4") };
+        let Some(service_cidr) = args.services.ipv4_range() else {
+            bail!("pods have IPv4 addresses here: --service-cidr needs an IPv4 range");
+        };
+        let IpAddr::V4(tenth) = alloc::nth(service_cidr.into(), 10) else {
+            bail!("--service-cidr must be IPv4")
+        };
         let dns_ip = args.dns_ip.unwrap_or(tenth);
-        if !args.service_cidr.contains(&dns_ip) {
-            bail!("--dns-ip {dns_ip} is not in --service-cidr {}", args.service_cidr);
+        if !service_cidr.contains(&dns_ip) {
+            bail!("--dns-ip {dns_ip} is not in --service-cidr {service_cidr}");
         }
         let internal_ip = primary_address().unwrap_or_else(|| gateway(pod_cidr).into());
-        Ok(Self { args, node_name: name, kubeconfig, pod_cidr, dns_ip, internal_ip })
+        Ok(Self { args, node_name: name, kubeconfig, pod_cidr, service_cidr, dns_ip, internal_ip })
     }
 
     fn store(&self) -> anyhow::Result<Arc<Store>> {
@@ -111,7 +115,7 @@ impl Plan {
             node_name: self.node_name.clone(),
             bridge: self.args.bridge.clone(),
             pod_cidr: self.pod_cidr,
-            service_cidr: self.args.service_cidr,
+            service_cidr: self.service_cidr,
             cluster_dns: self.dns_ip.into(),
             cluster_domain: self.args.cluster_domain.clone(),
             state_dir: self.args.data_dir.join("node"),
@@ -147,13 +151,15 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let privileged = machine::is_privileged();
     let pki = apiserver::pki(&plan.args.data_dir);
     let authority = Authority::in_directory(&pki)?;
+    let (service_range, services) = plan.args.services.settle()?;
     let setup = apiserver::Setup {
         authority: &authority,
         tokens: Tokens::in_directory(&pki)?,
         audit: plan.args.audit.open()?,
         store: plan.store()?,
         listen: plan.args.listen,
-        service_range: plan.args.service_cidr.into(),
+        service_range,
+        services,
         advertise: privileged.then_some(plan.internal_ip),
     };
     let server = apiserver::start(setup, stop.clone()).await?;

@@ -24,8 +24,6 @@ pub(super) enum Cell {
     Count(&'static str),
     /// The flag there.
     Flag(&'static str),
-    /// The texts there, joined.
-    Join(&'static str),
     /// `a=b,c=d`.
     Labels(&'static str),
     /// `1/3`: two numbers.
@@ -90,10 +88,6 @@ impl Cell {
             Self::Int(pointer) => json!(object.int(pointer)),
             Self::Count(pointer) => json!(object.list(pointer).len()),
             Self::Flag(pointer) => json!(object.flag(pointer).to_string()),
-            Self::Join(pointer) => {
-                let texts = object.list(pointer).iter().filter_map(Value::as_str);
-                or_none(texts.collect::<Vec<_>>().join(","))
-            }
             Self::Labels(pointer) => labels_cell(object, pointer),
             Self::Ratio(part, whole) => {
                 json!(format!("{}/{}", object.int(part), object.int(whole)))

@@ -1,0 +1,80 @@
+//! The check that what is taken is what Services hold.
+//!
+//! Because both are written in one transaction this finds nothing, ever; it is here to say so, and
+//! for stores that other programs have written.
+
+use std::collections::BTreeMap;
+
+use roadstead_api::look::Look;
+use serde_json::Value;
+
+use super::{ADDRESSES, MANAGED_BY, NODE_PORTS, held_addresses, held_ports};
+use crate::api::Api;
+use crate::error::ApiError;
+use crate::object;
+
+/// One difference between the Services and what is taken, in the words of upstream's events.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Difference {
+    /// Such as `ClusterIPNotAllocated`.
+    pub reason: &'static str,
+    /// The address or port.
+    pub what: String,
+    /// The Service, as `namespace/name`.
+    pub service: String,
+}
+
+/// Compares all Services with all addresses and ports that are taken.
+///
+/// All three are read as they were at one moment.
+pub fn differences(api: &Api) -> Result<Vec<Difference>, ApiError> {
+    let mut found = Vec::new();
+    let (mut addresses, mut ports) = (BTreeMap::new(), BTreeMap::new());
+    let services = api.store.list("services", "", None)?;
+    let at = Some(services.revision);
+    for entry in services.entries {
+        let service = object::value(&entry);
+        let name = entry.key.path.to_string();
+        for address in held_addresses(&service) {
+            if let Some(other) = addresses.insert(address.to_string(), name.clone()) {
+                found.push(difference("ClusterIPAlreadyAllocated", &address.to_string(), &other));
+            }
+        }
+        for port in held_ports(&service) {
+            if let Some(other) = ports.insert(port.to_string(), name.clone()) {
+                found.push(difference("PortAlreadyAllocated", &port.to_string(), &other));
+            }
+        }
+    }
+    for entry in api.store.list(ADDRESSES, "", at)?.entries {
+        let object = object::value(&entry);
+        let address = object.text("/metadata/name").to_owned();
+        let parent = |field: &str| object["spec"]["parentRef"][field].as_str().unwrap_or("");
+        let named = format!("{}/{}", parent("namespace"), parent("name"));
+        match addresses.remove(&address) {
+            Some(service) if service == named => {}
+            Some(service) => found.push(difference("IPAddressWrongReference", &address, &service)),
+            None if is_managed(&object) => {
+                found.push(difference("IPAddressNotAllocated", &address, &named));
+            }
+            None => {}
+        }
+    }
+    for entry in api.store.list(NODE_PORTS, "", at)?.entries {
+        let (port, named) = (entry.key.path.to_string(), String::from_utf8_lossy(&entry.value));
+        if ports.remove(&port).as_deref() != Some(&*named) {
+            found.push(difference("PortNotAllocated", &port, &named));
+        }
+    }
+    found.extend(addresses.iter().map(|(ip, of)| difference("ClusterIPNotAllocated", ip, of)));
+    found.extend(ports.iter().map(|(port, of)| difference("PortNotAllocated", port, of)));
+    Ok(found)
+}
+
+fn is_managed(object: &Value) -> bool {
+    object["metadata"]["labels"][MANAGED_BY.0] == MANAGED_BY.1
+}
+
+fn difference(reason: &'static str, what: &str, service: &str) -> Difference {
+    Difference { reason, what: what.to_owned(), service: service.to_owned() }
+}

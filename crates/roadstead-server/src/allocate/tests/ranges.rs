@@ -1,0 +1,128 @@
+//! Ranges that come and go.
+
+use super::*;
+
+fn range(name: &str, ranges: Value) -> Value {
+    json!({"apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR",
+        "metadata": {"name": name}, "spec": {"cidrs": ranges}})
+}
+
+fn port() -> Value {
+    json!({"ports": [{"port": 80}]})
+}
+
+fn at(address: &str) -> Value {
+    json!({"ports": [{"port": 80}], "clusterIP": address})
+}
+
+#[test]
+fn the_range_of_the_operator_is_an_object() {
+    run(async {
+        let store = Store::memory();
+        let cluster = Cluster::over(store.clone(), "10.96.0.0/16", Services::default()).await;
+        let path = format!("{RANGES}/kubernetes");
+        let object = cluster.call("GET", &path, Value::Null).await.body;
+        assert_eq!(object["spec"], json!({"cidrs": ["10.96.0.0/16"]}));
+        let claims = "status/conditions/0/type=Ready status/conditions/0/status=True \
+            metadata/finalizers/0=networking.k8s.io/service-cidr-finalizer";
+        check_claims("kubernetes", &object, claims);
+        // A server with a second family adds it.
+        let dual = "10.96.0.0/16,fd00:96::/112";
+        let cluster = Cluster::over(store.clone(), dual, Services::default()).await;
+        let object = cluster.call("GET", &path, Value::Null).await.body;
+        assert_eq!(object["spec"], json!({"cidrs": ["10.96.0.0/16", "fd00:96::/112"]}));
+        check_claims("kubernetes", &object, claims);
+        // A server with another range does not take it away from the Services that have addresses.
+        let cluster = Cluster::over(store, "10.97.0.0/16", Services::default()).await;
+        let object = cluster.call("GET", &path, Value::Null).await.body;
+        assert_eq!(object["spec"], json!({"cidrs": ["10.96.0.0/16", "fd00:96::/112"]}));
+    });
+}
+
+#[test]
+fn more_room_counts_at_once() {
+    run(async {
+        let cluster = Cluster::with("10.96.0.0/30").await;
+        assert_eq!(cluster.create("a", port()).await.said(), "ok");
+        assert!(cluster.create("b", port()).await.said().ends_with("range is full"));
+        let more = range("more", json!(["10.97.0.0/24"]));
+        assert_eq!(cluster.call("POST", RANGES, more).await.said(), "ok");
+        let answer = cluster.create("b", port()).await;
+        assert!(answer.body.text("/spec/clusterIP").starts_with("10.97.0."), "{answer:?}");
+        assert_eq!(cluster.create("c", at("10.97.0.9")).await.said(), "ok");
+        cluster.check();
+    });
+}
+
+#[test]
+fn a_range_stays_until_its_addresses_are_free() {
+    run(async {
+        let cluster = Cluster::with("10.96.0.0/24").await;
+        cluster.call("POST", RANGES, range("more", json!(["10.97.0.0/24"]))).await;
+        assert_eq!(cluster.create("a", at("10.97.0.9")).await.said(), "ok");
+        let path = format!("{RANGES}/more");
+        let answer = cluster.call("DELETE", &path, Value::Null).await;
+        assert_eq!(answer.code, 200);
+        let object = cluster.call("GET", &path, Value::Null).await.body;
+        check_claims(
+            "waiting",
+            &object,
+            "metadata/deletionTimestamp=* status/conditions/0/status=False \
+             status/conditions/0/reason=Terminating",
+        );
+        assert_eq!(
+            object.text("/status/conditions/0/message"),
+            "There are still IPAddresses referencing the ServiceCIDR, please remove them or create \
+             a new ServiceCIDR"
+        );
+        // Nobody gets an address from it any more.
+        assert_eq!(
+            cluster.create("b", at("10.97.0.10")).await.said(),
+            "spec.clusterIPs: Invalid value: [\"10.97.0.10\"]: failed to allocate IP 10.97.0.10: \
+             the provided network does not match the current range"
+        );
+        let change = json!({"spec": {"type": "ExternalName", "externalName": "a.b"}});
+        cluster.call("PATCH", &format!("{PATH}/a"), change).await;
+        assert_eq!(cluster.call("GET", &path, Value::Null).await.code, 404);
+        cluster.check();
+    });
+}
+
+#[test]
+fn a_range_goes_when_another_covers_it() {
+    run(async {
+        let cluster = Cluster::with("10.96.0.0/24").await;
+        cluster.call("POST", RANGES, range("more", json!(["10.97.0.0/24"]))).await;
+        cluster.create("a", at("10.97.0.9")).await;
+        cluster.call("DELETE", &format!("{RANGES}/more"), Value::Null).await;
+        cluster.call("POST", RANGES, range("large", json!(["10.97.0.0/16"]))).await;
+        assert_eq!(cluster.call("GET", &format!("{RANGES}/more"), Value::Null).await.code, 404);
+        // The one that covers it now is needed.
+        cluster.call("DELETE", &format!("{RANGES}/large"), Value::Null).await;
+        assert_eq!(cluster.call("GET", &format!("{RANGES}/large"), Value::Null).await.code, 200);
+        // An empty one goes at once.
+        cluster.call("POST", RANGES, range("empty", json!(["10.98.0.0/16"]))).await;
+        cluster.call("DELETE", &format!("{RANGES}/empty"), Value::Null).await;
+        assert_eq!(cluster.call("GET", &format!("{RANGES}/empty"), Value::Null).await.code, 404);
+        cluster.check();
+    });
+}
+
+#[test]
+fn a_crash_does_not_keep_a_range_for_ever() {
+    run(async {
+        let store = Store::memory();
+        let cluster = Cluster::over(store.clone(), "10.96.0.0/24", Services::default()).await;
+        cluster.call("POST", RANGES, range("more", json!(["10.97.0.0/24"]))).await;
+        cluster.create("a", at("10.97.0.9")).await;
+        cluster.call("DELETE", &format!("{RANGES}/more"), Value::Null).await;
+        // The Service goes behind the back of the server, as if it had died just after.
+        let entry = |bucket: &str, path: &str| roadstead_store::entry::Key::new(bucket, path);
+        let gone = roadstead_store::transaction::Transaction::new()
+            .delete(entry("services", "default/a"))
+            .delete(entry("ipaddresses.networking.k8s.io", "/10.97.0.9"));
+        store.commit(gone).await.unwrap();
+        let cluster = Cluster::over(store, "10.96.0.0/24", Services::default()).await;
+        assert_eq!(cluster.call("GET", &format!("{RANGES}/more"), Value::Null).await.code, 404);
+    });
+}

@@ -115,8 +115,13 @@ impl Causes {
     }
 
     /// The value is there twice.
-    pub fn duplicate(&mut self, field: impl Into<String>, value: impl Display) {
-        self.add(Mistake::Duplicate, field, &[&value]);
+    pub fn duplicate(&mut self, field: impl Into<String>, value: &Value) {
+        self.add(Mistake::Duplicate, field, &[value]);
+    }
+
+    /// The value is there twice; it is shown like this.
+    pub fn duplicate_shown(&mut self, field: impl Into<String>, shown: &str) {
+        self.add(Mistake::Duplicate, field, &[&shown]);
     }
 
     /// The value is longer than allowed.

@@ -1,19 +1,24 @@
 //! What exists in every cluster before anyone has asked for it.
 
 use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
 
 use roadstead_api::look::Look;
 use roadstead_plan::alloc;
 use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use crate::allocate::ranges;
+use crate::allocate::{ranges, repair};
 use crate::api::Api;
 use crate::cleanup;
 use crate::error::ApiError;
 use crate::rbac;
 use crate::write::{self, Context, Owner, Part};
 
+/// How often to look whether somebody has deleted what must be there.
+const KEEP: Duration = Duration::from_secs(10);
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
 
 /// Makes the first namespaces and the `kubernetes` Service, and points the Service at this
@@ -26,7 +31,40 @@ pub async fn run(api: &Api) -> Result<(), ApiError> {
     for (plural, object) in rbac::bootstrap::objects() {
         ensure(api, "rbac.authorization.k8s.io", "v1", plural, "", object).await?;
     }
-    service_range(api).await?;
+    own_service(api, Say::Differences).await
+}
+
+/// Brings back what [`run`] has made and somebody has deleted, until `stop`.
+pub async fn keep(api: Arc<Api>, stop: CancellationToken) {
+    let checked = api.clone();
+    // Nobody needs to wait for this.
+    let check = tokio::task::spawn_blocking(move || repair::differences(&checked));
+    match check.await {
+        Ok(Ok(found)) => repair::mend(&api, found).await,
+        Ok(Err(error)) => warn!(error = %error.message, "cannot check addresses and ports"),
+        Err(error) => warn!(%error, "cannot check addresses and ports"),
+    }
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(KEEP) => {}
+        }
+        if let Err(error) = own_service(&api, Say::Nothing).await {
+            warn!(error = %error.message, "cannot bring the Service kubernetes up to date");
+        }
+    }
+}
+
+/// Whether to tell the operator about what is not as asked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Say {
+    Differences,
+    Nothing,
+}
+
+/// The ranges, and the Service that leads to this server.
+async fn own_service(api: &Api, say: Say) -> Result<(), ApiError> {
+    service_range(api, say).await?;
     let first = alloc::nth(api.config.service_range, 1).to_string();
     let service = json!({
         "metadata": {
@@ -48,7 +86,7 @@ pub async fn run(api: &Api) -> Result<(), ApiError> {
 
 /// Makes the ServiceCIDR that the operator has chosen, or gives the present one a second family.
 /// One that says something else stays: Services have addresses from it.
-async fn service_range(api: &Api) -> Result<(), ApiError> {
+async fn service_range(api: &Api, say: Say) -> Result<(), ApiError> {
     let registry = api.registry();
     let resource = registry.find("networking.k8s.io", "v1", "servicecidrs");
     let resource = resource.ok_or_else(ApiError::no_such_path)?;
@@ -67,7 +105,7 @@ async fn service_range(api: &Api) -> Result<(), ApiError> {
         let present = old.list("/spec/cidrs");
         if present.len() == 1 && wanted.len() == 2 && present[0] == wanted[0].as_str() {
             new["spec"]["cidrs"] = json!(wanted);
-        } else if json!(present) != json!(wanted) {
+        } else if json!(present) != json!(wanted) && say == Say::Differences {
             warn!(present = %json!(present), wanted = %json!(wanted), "the ServiceCIDR kubernetes \
                 is not what was asked for; it stays as it is");
         }

@@ -236,7 +236,9 @@ pub async fn start(setup: Setup<'_>, stop: CancellationToken) -> anyhow::Result<
         .map_err(|error| anyhow::anyhow!("cannot prepare the cluster: {}", error.message))?;
     let names = certificate_names(address, service_range, advertise.map(|(ip, _)| ip));
     let tls = authority.tls(&authority.server(names)?)?;
-    let task = tokio::spawn(serve::run(api.clone(), listener, tls, stop));
+    let keeping = bootstrap::keep(api.clone(), stop.clone());
+    let serving = serve::run(api.clone(), listener, tls, stop);
+    let task = tokio::spawn(async move { tokio::join!(serving, keeping).0 });
     Ok(Server { api, address, task })
 }
 

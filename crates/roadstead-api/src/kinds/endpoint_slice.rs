@@ -215,7 +215,7 @@ fn validate_hints(
     for (index, hint) in hints.iter().enumerate() {
         let (place, name) = (format!("{field}[{index}].name"), hint.text("/name"));
         if !seen.insert(name) {
-            causes.duplicate(place.clone(), json!(name));
+            causes.duplicate(place.clone(), &json!(name));
         }
         for wrong in rule(name) {
             causes.invalid(place.clone(), &json!(name), wrong);
@@ -237,7 +237,7 @@ fn validate_ports(ports: &[Value], causes: &mut Causes) {
             }
         }
         if !seen.insert(name) {
-            causes.duplicate(format!("{field}.name"), json!(name));
+            causes.duplicate(format!("{field}.name"), &json!(name));
         }
         let supported = ["SCTP", "TCP", "UDP"];
         if !supported.contains(&port.text("/protocol")) {

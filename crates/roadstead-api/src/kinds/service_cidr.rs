@@ -19,8 +19,8 @@ pub struct ServiceCidr;
 
 static INFO: Info = Info {
     namespaced: false,
+    status: true,
     ..Info::new("networking.k8s.io", "v1", "ServiceCIDR", "servicecidrs", "servicecidr")
-        .with_status()
 };
 
 const CIDRS: &str = "spec.cidrs";

@@ -1,14 +1,20 @@
 //! The check that what is taken is what Services hold.
 //!
-//! Because both are written in one transaction this finds nothing, ever; it is here to say so, and
-//! for stores that other programs have written.
+//! Because both are written in one transaction this finds nothing; it is here to say so, and to
+//! mend stores that other versions have written.
 
 use std::collections::BTreeMap;
 
 use roadstead_api::look::Look;
+use roadstead_store::entry::Key;
+use roadstead_store::transaction::Transaction;
 use serde_json::Value;
+use tracing::warn;
 
-use super::{ADDRESSES, MANAGED_BY, NODE_PORTS, held_addresses, held_ports};
+use super::{
+    ADDRESSES, MANAGED_BY, NODE_PORTS, address_key, address_object, held_addresses, held_ports,
+    holder, port_key,
+};
 use crate::api::Api;
 use crate::error::ApiError;
 use crate::object;
@@ -63,12 +69,51 @@ pub fn differences(api: &Api) -> Result<Vec<Difference>, ApiError> {
     for entry in api.store.list(NODE_PORTS, "", at)?.entries {
         let (port, named) = (entry.key.path.to_string(), String::from_utf8_lossy(&entry.value));
         if ports.remove(&port).as_deref() != Some(&*named) {
-            found.push(difference("PortNotAllocated", &port, &named));
+            found.push(difference("PortNotHeld", &port, &named));
         }
     }
     found.extend(addresses.iter().map(|(ip, of)| difference("ClusterIPNotAllocated", ip, of)));
     found.extend(ports.iter().map(|(port, of)| difference("PortNotAllocated", port, of)));
     Ok(found)
+}
+
+/// Takes what Services hold, and gives back what they do not. What two of them hold at once is for
+/// a person to decide.
+pub async fn mend(api: &Api, found: Vec<Difference>) {
+    for difference in found {
+        let mended = match step(api, &difference) {
+            Some(transaction) => api.store.commit(transaction).await.is_ok(),
+            None => false,
+        };
+        let Difference { reason, what, service } = difference;
+        warn!(reason, what, service, mended, "an allocation is not what the Service holds");
+    }
+}
+
+/// The write that makes one difference disappear, if the Service is still what it was.
+fn step(api: &Api, difference: &Difference) -> Option<Transaction> {
+    let key = Key::new("services", difference.service.as_str());
+    let entry = api.store.get(&key);
+    let guard = Transaction::new().expect(key, entry.as_ref().map(|entry| entry.revision));
+    let service = entry.map(|entry| object::value(&entry)).unwrap_or_default();
+    let (address, port) = (difference.what.parse(), difference.what.parse());
+    let (addresses, ports) = (held_addresses(&service), held_ports(&service));
+    Some(match (difference.reason, address, port) {
+        ("ClusterIPNotAllocated", Ok(address), _) if addresses.contains(&address) => {
+            let value = object::encode(&address_object(address, &service["metadata"]));
+            let key = address_key(address);
+            guard.expect(key.clone(), None).put(key, value)
+        }
+        ("IPAddressNotAllocated", Ok(address), _) if !addresses.contains(&address) => {
+            guard.delete(address_key(address))
+        }
+        ("PortNotAllocated", _, Ok(port)) if ports.contains(&port) => {
+            let key = port_key(port);
+            guard.expect(key.clone(), None).put(key, holder(&service))
+        }
+        ("PortNotHeld", _, Ok(port)) if !ports.contains(&port) => guard.delete(port_key(port)),
+        _ => return None,
+    })
 }
 
 fn is_managed(object: &Value) -> bool {

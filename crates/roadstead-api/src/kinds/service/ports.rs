@@ -27,7 +27,7 @@ pub(super) fn validate(spec: &Value, causes: &mut Causes) {
                 causes.invalid(format!("{field}.name"), &json!(name), wrong);
             }
             if !seen.insert(name) {
-                causes.duplicate(format!("{field}.name"), json!(name));
+                causes.duplicate(format!("{field}.name"), &json!(name));
             }
         }
         let number = port.int("/port");
@@ -72,7 +72,7 @@ pub(super) fn validate_together(spec: &Value, causes: &mut Causes) {
     let mut seen = BTreeSet::new();
     for (index, pair) in numbered("/nodePort").filter(|(_, (_, number))| *number != 0) {
         if !seen.insert(pair) {
-            causes.duplicate(format!("spec.ports[{index}].nodePort"), pair.1);
+            causes.duplicate(format!("spec.ports[{index}].nodePort"), &json!(pair.1));
         }
     }
     let mut seen = BTreeSet::new();
@@ -84,7 +84,7 @@ pub(super) fn validate_together(spec: &Value, causes: &mut Causes) {
                  \"TargetPort\":0,\"NodePort\":0}}",
                 pair.0, pair.1
             );
-            causes.duplicate(format!("spec.ports[{index}]"), shown);
+            causes.duplicate_shown(format!("spec.ports[{index}]"), &shown);
         }
     }
 }

@@ -1,5 +1,8 @@
 //! Ranges that come and go.
 
+use roadstead_store::entry::Key;
+use roadstead_store::transaction::Transaction;
+
 use super::*;
 
 fn range(name: &str, ranges: Value) -> Value {
@@ -117,12 +120,39 @@ fn a_crash_does_not_keep_a_range_for_ever() {
         cluster.create("a", at("10.97.0.9")).await;
         cluster.call("DELETE", &format!("{RANGES}/more"), Value::Null).await;
         // The Service goes behind the back of the server, as if it had died just after.
-        let entry = |bucket: &str, path: &str| roadstead_store::entry::Key::new(bucket, path);
-        let gone = roadstead_store::transaction::Transaction::new()
-            .delete(entry("services", "default/a"))
-            .delete(entry("ipaddresses.networking.k8s.io", "/10.97.0.9"));
+        let gone = Transaction::new()
+            .delete(Key::new("services", "default/a"))
+            .delete(Key::new("ipaddresses.networking.k8s.io", "/10.97.0.9"));
         store.commit(gone).await.unwrap();
         let cluster = Cluster::over(store, "10.96.0.0/24", Services::default()).await;
         assert_eq!(cluster.call("GET", &format!("{RANGES}/more"), Value::Null).await.code, 404);
+    });
+}
+
+#[test]
+fn what_another_version_left_behind_is_mended() {
+    run(async {
+        let cluster = Cluster::with("10.96.0.0/24").await;
+        let spec = json!({"type": "NodePort", "clusterIP": "10.96.0.9",
+            "ports": [{"port": 80, "nodePort": 30080}]});
+        assert_eq!(cluster.create("web", spec).await.said(), "ok");
+        let row = |bucket: &str, path: &str| Key::new(bucket, path);
+        let stranger = json!({"metadata": {"name": "10.96.0.7",
+                "labels": {"ipaddress.kubernetes.io/managed-by": "ipallocator.k8s.io"}},
+            "spec": {"parentRef": {"resource": "services", "namespace": "x", "name": "y"}}});
+        let damage = Transaction::new()
+            .delete(row("ipaddresses.networking.k8s.io", "/10.96.0.9"))
+            .put(row("ipaddresses.networking.k8s.io", "/10.96.0.7"), stranger.to_string().into())
+            .delete(row("nodeports", "30080"))
+            .put(row("nodeports", "30081"), "x/y".into());
+        cluster.api.store.commit(damage).await.unwrap();
+        let found = repair::differences(&cluster.api).unwrap();
+        let reasons: Vec<_> = found.iter().map(|found| found.reason).collect();
+        assert_eq!(
+            reasons,
+            ["IPAddressNotAllocated", "PortNotHeld", "ClusterIPNotAllocated", "PortNotAllocated"]
+        );
+        repair::mend(&cluster.api, found).await;
+        cluster.check();
     });
 }

@@ -5,6 +5,7 @@
 mod bad_input;
 mod process;
 mod security;
+mod slow_clients;
 mod snapshot;
 mod thread;
 mod verbs;

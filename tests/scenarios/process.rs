@@ -17,6 +17,14 @@ pub struct Roadstead {
     directory: tempfile::TempDir,
 }
 
+/// How to reach a server, and as whom.
+pub struct Credentials {
+    pub server: String,
+    pub authority: Vec<u8>,
+    pub certificate: Vec<u8>,
+    pub key: Vec<u8>,
+}
+
 impl Roadstead {
     /// Starts everything; only in a laboratory.
     pub fn up() -> Self {
@@ -89,6 +97,26 @@ impl Roadstead {
 
     pub fn kubeconfig(&self) -> PathBuf {
         self.directory.path().join("kubeconfig")
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What the kubeconfig says, in PEM where it is about certificates.
+    pub fn credentials(&self) -> Credentials {
+        let config = fs::read_to_string(self.kubeconfig()).unwrap();
+        let field = |name: &str| {
+            let line = config.lines().find(|line| line.trim().starts_with(name)).unwrap();
+            line.split_once(": ").unwrap().1.trim().to_owned()
+        };
+        let pem = |name: &str| run(&format!("echo {} | base64 -d", field(name))).into_bytes();
+        Credentials {
+            server: field("server"),
+            authority: pem("certificate-authority-data"),
+            certificate: pem("client-certificate-data"),
+            key: pem("client-key-data"),
+        }
     }
 
     pub fn kubectl(&self) -> Kubectl {

@@ -16,6 +16,7 @@ use crate::audit::Audit;
 use crate::limits::Limits;
 use crate::metrics::Metrics;
 use crate::rbac::Rbac;
+use crate::receive::Bodies;
 use crate::registry::{Catalog, Registry};
 use crate::tokens::Tokens;
 
@@ -56,6 +57,7 @@ pub struct Api {
     pub(crate) rbac: Rbac,
     pub(crate) tokens: Tokens,
     pub(crate) limits: Limits,
+    pub(crate) bodies: Bodies,
     pub(crate) metrics: Metrics,
     pub(crate) audit: Option<Audit>,
     pub(crate) services: Services,
@@ -83,6 +85,7 @@ impl Api {
             catalog: Catalog::new(store.clone()),
             schema: Schema::kubernetes(),
             limits: Limits::default(),
+            bodies: Bodies::default(),
             metrics: Metrics::default(),
             audit: config.audit.take(),
             config,

@@ -1,18 +1,15 @@
-//! Who did what, one JSON line per request.
+//! Who did what, one JSON line per request; a watch has one when it starts and one when it ends.
 
-use std::fs::File;
-use std::io::Write;
-use std::net::IpAddr;
-use std::sync::{Mutex, PoisonError};
-
-use jiff::Timestamp;
 use roadstead_api::look::Look;
-use serde_json::{Value, json};
-use tracing::warn;
-use uuid::Uuid;
+use serde_json::Value;
 
 use crate::about::About;
 use crate::api::User;
+
+mod log;
+
+pub use log::Audit;
+pub(crate) use log::{Request, answered};
 
 /// How much is written about a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -23,30 +20,44 @@ pub enum Level {
     Metadata,
     /// The body of the request too.
     Request,
+    /// The body of the answer too.
+    RequestResponse,
 }
 
 /// Which requests are written at which level: the first rule that matches decides.
 #[derive(Clone, Debug, Default)]
-pub struct Policy(Vec<Value>);
+pub struct Policy {
+    rules: Vec<Value>,
+    omitted: Vec<Value>,
+}
 
 impl Policy {
-    /// Reads an `audit.k8s.io/v1` Policy. `RequestResponse` is treated as `Request`.
+    /// Reads an `audit.k8s.io/v1` Policy.
     pub fn parse(text: &str) -> Result<Self, String> {
         let policy: Value = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
         if policy.text("/kind") != "Policy" {
             return Err("this is not an audit Policy: kind must be Policy".into());
         }
-        Ok(Self(policy.list("/rules").to_vec()))
+        let list = |pointer| policy.list(pointer).to_vec();
+        Ok(Self { rules: list("/rules"), omitted: list("/omitStages") })
     }
 
     /// The level for a request; without rules everything is written at the level Metadata.
     pub fn level(&self, user: &User, about: &About) -> Level {
-        let rule = self.0.iter().find(|rule| applies(rule, user, about));
-        match (rule.map(|rule| rule.text("/level")), self.0.is_empty()) {
+        let rule = self.rules.iter().find(|rule| applies(rule, user, about));
+        match (rule.map(|rule| rule.text("/level")), self.rules.is_empty()) {
             (Some("None"), _) | (None, false) => Level::None,
-            (Some("Request" | "RequestResponse"), _) => Level::Request,
+            (Some("Request"), _) => Level::Request,
+            (Some("RequestResponse"), _) => Level::RequestResponse,
             _ => Level::Metadata,
         }
+    }
+
+    /// Whether nothing is written about a request at this stage.
+    pub fn omits(&self, user: &User, about: &About, stage: &str) -> bool {
+        let rule = self.rules.iter().find(|rule| applies(rule, user, about));
+        let own = rule.map_or(&[][..], |rule| rule.list("/omitStages"));
+        own.iter().chain(&self.omitted).any(|omitted| omitted == stage)
     }
 }
 
@@ -80,73 +91,6 @@ fn applies(rule: &Value, user: &User, about: &About) -> bool {
         && (resources.is_empty() && paths.is_empty() || about_resources || about_paths)
 }
 
-/// Where the lines go.
-pub struct Audit {
-    policy: Policy,
-    file: Mutex<File>,
-}
-
-impl Audit {
-    /// Appends to a file.
-    pub fn new(policy: Policy, file: File) -> Self {
-        Self { policy, file: Mutex::new(file) }
-    }
-
-    /// The level for a request.
-    pub fn level(&self, user: &User, about: &About) -> Level {
-        self.policy.level(user, about)
-    }
-
-    /// Writes one line.
-    pub fn write(&self, line: Line<'_>) {
-        let level = self.level(line.user, line.about);
-        if level == Level::None {
-            return;
-        }
-        let about = line.about;
-        let mut event = json!({
-            "kind": "Event", "apiVersion": "audit.k8s.io/v1", "stage": "ResponseComplete",
-            "level": format!("{level:?}"), "auditID": Uuid::new_v4().to_string(),
-            "requestURI": about.uri, "verb": about.verb,
-            "user": {"username": line.user.name, "groups": line.user.groups},
-            "responseStatus": {"code": line.code},
-            "requestReceivedTimestamp": format!("{:.6}", line.received),
-            "stageTimestamp": format!("{:.6}", Timestamp::now()),
-        });
-        if !about.resource.is_empty() {
-            event["objectRef"] = json!({"resource": about.resource, "namespace": about.namespace,
-                "name": about.name, "apiGroup": about.group, "apiVersion": about.version,
-                "subresource": about.subresource});
-        }
-        if let Some(address) = line.source {
-            event["sourceIPs"] = json!([address.to_string()]);
-        }
-        if level >= Level::Request && !line.body.is_empty() {
-            event["requestObject"] = serde_json::from_slice(line.body).unwrap_or_default();
-        }
-        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Err(error) = writeln!(file, "{event}") {
-            warn!(%error, "cannot write the audit log");
-        }
-    }
-}
-
-/// What one line is made of.
-pub struct Line<'a> {
-    /// Who asked.
-    pub user: &'a User,
-    /// For what.
-    pub about: &'a About,
-    /// The body of the request.
-    pub body: &'a [u8],
-    /// The status of the answer.
-    pub code: u16,
-    /// When the request arrived.
-    pub received: Timestamp,
-    /// From where.
-    pub source: Option<IpAddr>,
-}
-
 #[test]
 fn the_first_rule_that_matches_decides() {
     let policy = Policy::parse(
@@ -156,7 +100,8 @@ rules:
 - {level: None, users: [system:kube-proxy], verbs: [watch]}
 - {level: None, nonResourceURLs: [/healthz*]}
 - {level: Request, resources: [{group: '', resources: [secrets]}]}
-- {level: Metadata, resources: [{group: apps}]}
+- {level: Metadata, resources: [{group: apps}], omitStages: [ResponseStarted]}
+- {level: RequestResponse, resources: [{group: batch}]}
 ",
     )
     .unwrap();
@@ -166,6 +111,7 @@ rules:
         ("jane get /healthz/ping", Level::None),
         ("jane create -/secrets", Level::Request),
         ("jane list apps/deployments", Level::Metadata),
+        ("jane list batch/jobs", Level::RequestResponse),
         ("jane list -/pods", Level::None),
     ];
     for (text, want) in cases {
@@ -179,6 +125,8 @@ rules:
             about.resource = resource.into();
         }
         assert_eq!(policy.level(&user, &about), want, "{text}");
+        let omits = policy.omits(&user, &about, "ResponseStarted");
+        assert_eq!(omits, about.group == "apps", "{text}");
     }
     assert!(Policy::parse("kind: Pod").is_err());
 }

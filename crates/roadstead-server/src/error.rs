@@ -195,6 +195,12 @@ impl ApiError {
         error
     }
 
+    /// The client did not finish its request.
+    pub fn timeout() -> Self {
+        let message = "Timeout: request did not complete within the allotted timeout";
+        Self::new(StatusCode::GATEWAY_TIMEOUT, "Timeout", message)
+    }
+
     /// Later, please.
     pub fn too_many_requests(message: impl Into<String>, seconds: u64) -> Self {
         let mut error = Self::new(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message);

@@ -2,13 +2,13 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Instant;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::header::{
-    ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderValue, RETRY_AFTER, USER_AGENT, WARNING,
+    ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER,
+    USER_AGENT, WARNING,
 };
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode, Uri};
@@ -18,16 +18,19 @@ use http_body_util::{BodyExt, Full, StreamBody};
 use jiff::Timestamp;
 use roadstead_patch::apply::managers::name_from_user_agent;
 use serde_json::Value;
+use uuid::Uuid;
 
 use crate::about::About;
 use crate::api::{Api, User};
-use crate::audit::Line;
 use crate::call::Call;
 use crate::error::ApiError;
 use crate::registry::{Registry, Resource};
 use crate::request::{Query, Target};
 use crate::view::View;
-use crate::{authorize, body, compress, discovery, health, openapi, tokens};
+use crate::{audit, authorize, compress, discovery, health, openapi, tokens};
+
+/// By which a request is known in the audit log.
+const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
 
 /// The body of every answer.
 pub type Body = UnsyncBoxBody<Bytes, Infallible>;
@@ -38,13 +41,43 @@ where
     B: http_body::Body<Data = Bytes> + Send,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let user = match bearer(&api, &user, &request) {
-        Ok(user) => user,
-        Err(error) => return failure(&error),
+    let about = About::of(&request);
+    let (mut parts, body) = request.into_parts();
+    let id = audit_id(&parts.headers);
+    let mut response = match bearer(&api, &user, &parts) {
+        Ok(user) => admitted(&api, user, about, &mut parts, body, &id).await,
+        Err(error) => failure(&error),
     };
+    if let Ok(id) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(AUDIT_ID, id);
+    }
+    compress::maybe(&parts, response)
+}
+
+/// Answers somebody whom we know, or who did not say who they are.
+async fn admitted<B>(
+    api: &Arc<Api>,
+    user: User,
+    about: About,
+    parts: &mut Parts,
+    body: B,
+    id: &str,
+) -> Response<Body>
+where
+    B: http_body::Body<Data = Bytes> + Send,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
     let begin = Instant::now();
     let received = Timestamp::now();
-    let about = About::of(&request);
+    // Nobody reads what strangers send.
+    if user.is_anonymous() && about.is_mutating() {
+        return failure(&ApiError::unauthorized());
+    }
+    let patience = parts.extensions.get().copied().unwrap_or_default();
+    let body = match api.bodies.receive(body, patience).await {
+        Ok(body) => body,
+        Err(error) => return failure(&error),
+    };
     // Our own components are never turned away.
     let place = match user.name.as_str() {
         "system:roadstead" => None,
@@ -53,27 +86,37 @@ where
             Err(error) => return failure(&error),
         },
     };
-    let (parts, body) = request.into_parts();
-    let (response, body) = match collect(body).await {
-        Ok(body) => {
-            let response = answer(&api, &user, &parts, body.clone()).await;
-            (response.unwrap_or_else(|error| failure(&error)), body)
-        }
-        Err(error) => (failure(&error), Bytes::new()),
-    };
+    let response = answer(api, &user, parts, body.bytes.clone()).await;
+    let response = response.unwrap_or_else(|error| failure(&error));
     drop(place);
-    let code = response.status().as_u16();
-    api.metrics.answered(&about, code, begin.elapsed().as_secs_f64());
-    if let Some(audit) = &api.audit {
-        let source = parts.extensions.get::<SocketAddr>().map(SocketAddr::ip);
-        audit.write(Line { user: &user, about: &about, body: &body, code, received, source });
+    let seconds = begin.elapsed().as_secs_f64();
+    api.metrics.answered(&about, response.status().as_u16(), seconds);
+    let source = parts.extensions.get::<SocketAddr>().map(SocketAddr::ip);
+    let media_type = parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let request = audit::Request {
+        id,
+        user: &user,
+        about: &about,
+        media_type: media_type.unwrap_or(""),
+        body: &body.bytes,
+        received,
+        source,
+    };
+    audit::answered(api, &request, response).await
+}
+
+/// What clients and logs call the request: the client's own name for it, if it has one.
+fn audit_id(headers: &HeaderMap) -> String {
+    let own = headers.get(AUDIT_ID).and_then(|value| value.to_str().ok());
+    match own.filter(|own| !own.is_empty() && own.len() <= 64) {
+        Some(own) => own.to_owned(),
+        None => Uuid::new_v4().to_string(),
     }
-    compress::maybe(&parts, response)
 }
 
 /// Whoever has no certificate may have a token.
-fn bearer<B>(api: &Api, user: &User, request: &Request<B>) -> Result<User, ApiError> {
-    let header = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+fn bearer(api: &Api, user: &User, parts: &Parts) -> Result<User, ApiError> {
+    let header = parts.headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
     match header.and_then(|header| header.strip_prefix("Bearer ")) {
         Some(token) if user.is_anonymous() => {
             api.tokens.authenticate(api, token.trim()).map_err(|_| ApiError::unauthorized())
@@ -210,32 +253,6 @@ fn check_scope(resource: &Resource, target: &Target<'_>, method: &Method) -> Res
         return Err(ApiError::no_such_path());
     }
     Ok(())
-}
-
-async fn collect<B>(body: B) -> Result<Bytes, ApiError>
-where
-    B: http_body::Body<Data = Bytes> + Send,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-{
-    let mut body = pin!(body);
-    let mut bytes = BytesMut::new();
-    let mut size = 0;
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| {
-            let error = error.into();
-            ApiError::bad_request(format!("the body could not be read: {error}"))
-        })?;
-        let Ok(data) = frame.into_data() else { continue };
-        size += data.len();
-        match size {
-            _ if size <= body::LIMIT => bytes.extend_from_slice(&data),
-            // A client that is still sending would not hear the answer: let it finish, if it does
-            // so in reasonable time.
-            _ if size <= 8 * body::LIMIT => bytes.clear(),
-            _ => break,
-        }
-    }
-    if size > body::LIMIT { Err(ApiError::too_large(body::LIMIT)) } else { Ok(bytes.freeze()) }
 }
 
 /// Adds a line that clients show to their users.

@@ -32,6 +32,7 @@ mod openapi;
 mod patch;
 mod rbac;
 mod read;
+pub mod receive;
 mod registry;
 mod request;
 mod reviews;

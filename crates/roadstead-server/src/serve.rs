@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use http::Request;
@@ -9,9 +10,11 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
+use rustix::net::sockopt::set_tcp_user_timeout;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time;
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::debug;
@@ -19,19 +22,23 @@ use tracing::debug;
 use crate::api::{Api, User};
 use crate::http::handle;
 use crate::identity::user_of;
+use crate::receive::Patience;
 
-/// A client that does not finish its handshake or its headers within this is dropped.
-const PATIENCE: Duration = Duration::from_secs(10);
 /// How long open requests may take when the server stops.
 const FAREWELL: Duration = Duration::from_secs(2);
+/// Where clients come in.
+pub struct Door {
+    /// The socket.
+    pub listener: TcpListener,
+    /// The server's certificate, and whom it believes.
+    pub tls: Arc<rustls::ServerConfig>,
+    /// How long clients may take.
+    pub patience: Patience,
+}
 
 /// Serves until `stop`, then lets requests finish (watches end at once).
-pub async fn run(
-    api: Arc<Api>,
-    listener: TcpListener,
-    tls: Arc<rustls::ServerConfig>,
-    stop: CancellationToken,
-) -> io::Result<()> {
+pub async fn run(api: Arc<Api>, door: Door, stop: CancellationToken) -> io::Result<()> {
+    let Door { listener, tls, patience } = door;
     let acceptor = TlsAcceptor::from(tls);
     let connections = TaskTracker::new();
     loop {
@@ -47,51 +54,79 @@ pub async fn run(
                 }
             },
         };
-        connections.spawn(connection(api.clone(), acceptor.clone(), stream, stop.clone()));
+        let visit = Visit { api: api.clone(), patience, stop: stop.clone() };
+        connections.spawn(visit.receive(acceptor.clone(), stream));
     }
     connections.close();
     let _ = time::timeout(FAREWELL, connections.wait()).await;
     Ok(())
 }
 
-async fn connection(
+/// One connection.
+struct Visit {
     api: Arc<Api>,
-    acceptor: TlsAcceptor,
-    stream: TcpStream,
+    patience: Patience,
     stop: CancellationToken,
-) {
-    let _ = stream.set_nodelay(true);
-    let stream = match time::timeout(PATIENCE, acceptor.accept(stream)).await {
-        Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => return debug!(%error, "TLS handshake failed"),
-        Err(_) => return debug!("TLS handshake took too long"),
-    };
-    let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-    let user = certificate.and_then(user_of).unwrap_or_else(User::anonymous);
-    let peer = stream.get_ref().0.peer_addr().ok();
-    let service = service_fn(|mut request: Request<Incoming>| {
-        // Audit logs tell where a request came from.
-        peer.map(|peer| request.extensions_mut().insert(peer));
-        let (api, user) = (api.clone(), user.clone());
-        async move { Ok::<_, io::Error>(handle(api, user, request).await) }
-    });
-    let mut builder = Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(PATIENCE);
-    builder.http2().timer(TokioTimer::new()).keep_alive_interval(Duration::from_secs(30));
-    let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
-    tokio::pin!(connection);
-    let result = tokio::select! {
-        result = connection.as_mut() => result,
-        () = stop.cancelled() => {
-            connection.as_mut().graceful_shutdown();
-            // Watches never end by themselves.
-            match time::timeout(Duration::from_millis(300), connection).await {
-                Ok(result) => result,
-                Err(_) => return,
-            }
+}
+
+impl Visit {
+    async fn receive(self, acceptor: TlsAcceptor, stream: TcpStream) {
+        let _ = stream.set_nodelay(true);
+        // A client that does not read is cut by the kernel, whatever we wanted to tell it.
+        let unread = u32::try_from(self.patience.unread.as_millis()).unwrap_or(u32::MAX);
+        let _ = set_tcp_user_timeout(&stream, unread);
+        match time::timeout(self.patience.silence, acceptor.accept(stream)).await {
+            Ok(Ok(stream)) => self.serve(stream).await,
+            Ok(Err(error)) => debug!(%error, "TLS handshake failed"),
+            Err(_) => debug!("TLS handshake took too long"),
         }
-    };
-    if let Err(error) = result {
-        debug!(%error, "connection ended");
+    }
+
+    async fn serve(self, stream: TlsStream<TcpStream>) {
+        let (socket, session) = stream.get_ref();
+        let certificate = session.peer_certificates().and_then(<[_]>::first);
+        let user = certificate.and_then(user_of).unwrap_or_else(User::anonymous);
+        let peer = socket.peer_addr().ok();
+        let speaks_http2 = session.alpn_protocol() == Some(b"h2");
+        let (api, patience) = (self.api.clone(), self.patience);
+        let asked = AtomicBool::new(false);
+        let service = service_fn(|mut request: Request<Incoming>| {
+            asked.store(true, Ordering::Relaxed);
+            // Audit logs tell where a request came from.
+            peer.map(|peer| request.extensions_mut().insert(peer));
+            request.extensions_mut().insert(patience);
+            let (api, user) = (api.clone(), user.clone());
+            async move { Ok::<_, io::Error>(handle(api, user, request).await) }
+        });
+        let mut builder = Builder::new(TokioExecutor::new());
+        builder.http1().timer(TokioTimer::new()).header_read_timeout(patience.silence);
+        builder.http2().timer(TokioTimer::new()).keep_alive_interval(Duration::from_secs(30));
+        // The handshake has settled which of the two it is; nobody need wait for the first byte.
+        let builder = if speaks_http2 { builder.http2_only() } else { builder.http1_only() };
+        let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
+        tokio::pin!(connection);
+        let mut patient = true;
+        let result = loop {
+            tokio::select! {
+                result = connection.as_mut() => break result,
+                () = time::sleep(patience.silence), if patient => {
+                    if !asked.load(Ordering::Relaxed) {
+                        return debug!("nothing was asked for");
+                    }
+                    patient = false;
+                }
+                () = self.stop.cancelled() => {
+                    connection.as_mut().graceful_shutdown();
+                    // Watches never end by themselves.
+                    match time::timeout(Duration::from_millis(300), connection).await {
+                        Ok(result) => break result,
+                        Err(_) => return,
+                    }
+                }
+            }
+        };
+        if let Err(error) = result {
+            debug!(%error, "connection ended");
+        }
     }
 }

@@ -13,6 +13,8 @@ use roadstead_plan::alloc;
 use roadstead_server::api::{Api, Config, Services};
 use roadstead_server::audit::{Audit, Policy};
 use roadstead_server::identity::{Authority, write_secret};
+use roadstead_server::receive::Patience;
+use roadstead_server::serve::Door;
 use roadstead_server::tokens::Tokens;
 use roadstead_server::{bootstrap, serve};
 use roadstead_store::store::{Options, Store};
@@ -237,7 +239,8 @@ pub async fn start(setup: Setup<'_>, stop: CancellationToken) -> anyhow::Result<
     let names = certificate_names(address, service_range, advertise.map(|(ip, _)| ip));
     let tls = authority.tls(&authority.server(names)?)?;
     let keeping = bootstrap::keep(api.clone(), stop.clone());
-    let serving = serve::run(api.clone(), listener, tls, stop);
+    let door = Door { listener, tls, patience: Patience::default() };
+    let serving = serve::run(api.clone(), door, stop);
     let task = tokio::spawn(async move { tokio::join!(serving, keeping).0 });
     Ok(Server { api, address, task })
 }

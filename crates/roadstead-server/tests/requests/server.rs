@@ -51,7 +51,11 @@ impl Server {
     }
 
     pub async fn ask_as(&self, request: &str, media_type: &str, body: impl ToString) -> Answer {
-        let response = self.send(request, media_type, body.to_string().into()).await;
+        self.send_bytes(request, media_type, body.to_string().into()).await
+    }
+
+    pub async fn send_bytes(&self, request: &str, media_type: &str, body: Vec<u8>) -> Answer {
+        let response = self.send(request, media_type, body.into()).await;
         let warnings = response.headers().get_all(WARNING).iter();
         let warnings = warnings.map(|value| value.to_str().unwrap().to_owned()).collect();
         let code = response.status().as_u16();

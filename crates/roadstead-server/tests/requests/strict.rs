@@ -53,3 +53,52 @@ async fn patches_that_name_a_field_twice() {
         assert_eq!((warned.code, warned.warnings.len()), (200, 1), "{media_type}: {warned:?}");
     }
 }
+
+/// Bodies that are no objects at all.
+#[tokio::test]
+async fn bodies_that_make_no_sense() {
+    let server = Server::new().await;
+    let deep = |open: &str, close: &str| open.repeat(100_000) + &close.repeat(100_000);
+    let cases: [(&str, &str, Vec<u8>, u16, &str); 9] = [
+        ("nothing", "application/json", Vec::new(), 400, "json parse error"),
+        ("half", "application/json", b"{\"a\":".to_vec(), 400, "json parse error"),
+        ("deep lists", "application/json", deep("[", "]").into(), 400, "recursion limit exceeded"),
+        ("deep objects", "application/json", deep("{\"a\":", "}").into(), 400, "recursion limit"),
+        ("deep YAML", "application/yaml", deep("[", "]").into(), 400, "yaml: "),
+        (
+            "not UTF-8",
+            "application/json",
+            b"{\"a\":\"\xff\xfe\"}".to_vec(),
+            400,
+            "json parse error",
+        ),
+        ("not UTF-8 in YAML", "application/yaml", b"a: \xff".to_vec(), 400, "not valid UTF-8"),
+        ("a bomb", "application/yaml", bomb(), 400, "yaml: "),
+        (
+            "too large",
+            "application/json",
+            vec![b' '; 4 << 20],
+            413,
+            "Request entity too large: limit is 3145728",
+        ),
+    ];
+    for (name, media_type, body, code, words) in cases {
+        let answer = server.send_bytes(&format!("POST {MAPS}"), media_type, body).await;
+        let message = answer.body["message"].as_str().unwrap_or("");
+        assert!(answer.code == code && message.contains(words), "{name}: {answer:?}");
+        assert_eq!(answer.body["status"], "Failure", "{name}");
+    }
+    let left = server.ask(&format!("GET {MAPS}"), "").await;
+    assert_eq!(left.body["items"], json!([]));
+}
+
+/// YAML that is small to read and enormous to write out.
+fn bomb() -> Vec<u8> {
+    let mut text = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
+    for level in 1..12 {
+        let below = format!("*a{}", level - 1);
+        let list = vec![below; 10].join(", ");
+        text.push_str(&format!("a{level}: &a{level} [{list}]\n"));
+    }
+    text.into_bytes()
+}

@@ -110,7 +110,7 @@ proptest! {
 
     #[test]
     fn many_writers(writers in prop::collection::vec(prop::collection::vec(step(), 20), 4)) {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build();
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build();
         runtime.unwrap().block_on(async {
             let cluster = small().await;
             let tasks: Vec<_> = writers

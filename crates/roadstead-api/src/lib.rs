@@ -8,6 +8,7 @@
 //! No clock, no randomness, no IO.
 
 pub mod age;
+pub mod descriptions;
 pub mod invalid;
 pub mod ip;
 pub mod key;

@@ -6,6 +6,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Mutex, PoisonError};
 
 use bytes::Bytes;
+use roadstead_api::descriptions::Descriptions;
 use roadstead_api::schema::{Schema, Type, TypeId};
 use serde_json::{Map, Value, json};
 
@@ -108,12 +109,13 @@ fn make_v2(registry: &Registry) -> Value {
 
 /// All types that the kinds need.
 fn definitions(schema: &Schema, resources: &[&Resource], style: Style) -> Map<String, Value> {
+    let descriptions = Descriptions::read();
     let mut needed = BTreeSet::new();
     let built_in = resources.iter().filter_map(|resource| resource.type_id);
     built_in.for_each(|id| collect(schema, id, &mut needed));
     let named = needed.into_iter().map(|name| {
         let id = schema.named(&name).expect("collected from the schema");
-        let value = types::definition(schema, schema.get(id), style);
+        let value = types::definition(schema, &descriptions, schema.get(id), style);
         (name, value)
     });
     let customs = resources.iter().filter_map(|resource| custom_definition(resource, style));

@@ -1,5 +1,6 @@
 //! Types of the schema in the words of OpenAPI.
 
+use roadstead_api::descriptions::Descriptions;
 use roadstead_api::schema::{Definition, Field, ListKind, Schema, Type};
 use serde_json::{Map, Value, json};
 
@@ -13,13 +14,25 @@ pub enum Style {
 }
 
 /// A named type.
-pub fn definition(schema: &Schema, definition: &Definition, style: Style) -> Value {
+pub fn definition(
+    schema: &Schema,
+    descriptions: &Descriptions,
+    definition: &Definition,
+    style: Style,
+) -> Value {
+    let is_object = definition.gvk.is_some();
     let mut value = match &definition.ty {
         Type::Object(_) => {
             let properties: Map<_, _> = definition
                 .fields
                 .iter()
-                .map(|(name, field)| (name.clone(), property(schema, field, style)))
+                .map(|(name, field)| {
+                    let mut value = property(schema, field, style);
+                    if let Some(text) = descriptions.of_field(&definition.name, name, is_object) {
+                        value["description"] = text.into();
+                    }
+                    (name.clone(), value)
+                })
                 .collect();
             let required = definition.fields.iter().filter(|(_, field)| field.required);
             let required: Vec<_> = required.map(|(name, _)| name).collect();
@@ -31,6 +44,9 @@ pub fn definition(schema: &Schema, definition: &Definition, style: Style) -> Val
         }
         simple => type_value(schema, simple, style),
     };
+    if let Some(text) = descriptions.of_type(&definition.name) {
+        value["description"] = text.into();
+    }
     if definition.atomic {
         value["x-kubernetes-map-type"] = "atomic".into();
     }

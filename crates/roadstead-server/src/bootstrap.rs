@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::try_join_all;
 use roadstead_api::look::Look;
 use roadstead_plan::alloc;
 use serde_json::{Value, json};
@@ -14,23 +15,27 @@ use crate::allocate::{ranges, repair};
 use crate::api::Api;
 use crate::cleanup;
 use crate::error::ApiError;
-use crate::rbac;
+use crate::rbac::{self, bootstrap::Bootstrap};
 use crate::write::{self, Context, Owner, Part};
 
 /// How often to look whether somebody has deleted what must be there.
 const KEEP: Duration = Duration::from_secs(10);
+const AUTO_UPDATE: &str = "rbac.authorization.kubernetes.io/autoupdate";
 const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
 
 /// Makes the first namespaces and the `kubernetes` Service, and points the Service at this
 /// server. What exists already is left as it is.
 pub async fn run(api: &Api) -> Result<(), ApiError> {
     cleanup::resume(api).await?;
-    for namespace in NAMESPACES {
-        ensure(api, "", "v1", "namespaces", "", json!({"metadata": {"name": namespace}})).await?;
-    }
-    for (plural, object) in rbac::bootstrap::objects() {
-        ensure(api, "rbac.authorization.k8s.io", "v1", plural, "", object).await?;
-    }
+    let namespaces = NAMESPACES
+        .map(|name| ensure(api, "", "v1", "namespaces", "", json!({"metadata": {"name": name}})));
+    try_join_all(namespaces).await?;
+    // Written together, they share a few syncs of the disk.
+    let policy = rbac::bootstrap::objects();
+    try_join_all(policy.into_iter().map(|Bootstrap { plural, namespace, object }| async move {
+        ensure(api, "rbac.authorization.k8s.io", "v1", plural, &namespace, object).await
+    }))
+    .await?;
     own_service(api, Say::Differences).await
 }
 
@@ -161,7 +166,11 @@ async fn ensure(
     if plural == "namespaces" {
         return Ok(());
     }
-    let change = |_: &Value| Ok(object.clone());
+    // What the operator has taken out of our hands stays as it is.
+    let change = |now: &Value| match now["metadata"]["annotations"][AUTO_UPDATE] == "false" {
+        true => Ok(now.clone()),
+        false => Ok(object.clone()),
+    };
     let updated = write::update(&context, &name, Part::Main, change).await;
     if let Err(error) = updated {
         warn!(object = %name, error = %error.message, "cannot bring a system object up to date");

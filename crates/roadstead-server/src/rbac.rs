@@ -132,16 +132,10 @@ impl Policy {
         let of_kind = |wanted: usize| {
             objects.iter().filter(move |((kind, _), _)| *kind == wanted).map(|(_, object)| object)
         };
+        let cluster_roles: Vec<_> = of_kind(0).collect();
         for role in of_kind(0).chain(of_kind(1)) {
-            let mut rules = rule::read(&role["rules"]);
-            for selector in role.list("/aggregationRule/clusterRoleSelectors") {
-                let selector = Deserialize::deserialize(selector).unwrap_or_default();
-                let selector = Selector::from_object(&selector);
-                let parts = of_kind(0).filter(|other| {
-                    selector.matches(|key| other["metadata"]["labels"][key].as_str())
-                });
-                rules.extend(parts.flat_map(|other| rule::read(&other["rules"])));
-            }
+            let mut rules = Vec::new();
+            collect(role, &cluster_roles, &mut rules, &mut Vec::new());
             let place = role.text("/metadata/namespace").to_owned();
             policy.roles.insert((place, role.text("/metadata/name").to_owned()), rules);
         }
@@ -174,6 +168,29 @@ impl Policy {
         let held = subjects.filter_map(|subject| self.bindings.get(&subject)).flatten();
         let here = held.filter(move |(place, _)| place.is_empty() || place == namespace);
         here.filter_map(|(_, role)| self.roles.get(role)).flatten()
+    }
+}
+
+/// A role's own rules and those of the roles that it aggregates, which may aggregate others.
+fn collect<'a>(
+    role: &'a Value,
+    all: &[&'a Value],
+    rules: &mut Vec<Rule>,
+    seen: &mut Vec<*const Value>,
+) {
+    if seen.contains(&std::ptr::from_ref(role)) {
+        return;
+    }
+    seen.push(role);
+    rules.extend(rule::read(&role["rules"]));
+    for selector in role.list("/aggregationRule/clusterRoleSelectors") {
+        let selector = Deserialize::deserialize(selector).unwrap_or_default();
+        let selector = Selector::from_object(&selector);
+        let matches =
+            |other: &Value| selector.matches(|key| other["metadata"]["labels"][key].as_str());
+        for part in all.iter().filter(|other| matches(other)) {
+            collect(part, all, rules, seen);
+        }
     }
 }
 

@@ -1,39 +1,111 @@
-//! The roles and bindings of every cluster.
+//! The roles and bindings of every cluster: who may do what before anyone has decided.
+//!
+//! They are data (`data/bootstrap-policy.json`), as a real cluster has them, with one difference:
+//! there is no authorizer of its own for nodes here, so the group of nodes holds the role
+//! `system:node`.
 
-use serde_json::{Value, json};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
 
-/// Plural and object, in an order in which they can be created.
-pub fn objects() -> Vec<(&'static str, Value)> {
-    let mut all: Vec<_> = roles().into_iter().map(|role| ("clusterroles", role)).collect();
-    let bindings = [
-        ("cluster-admin", "cluster-admin", "Group", "system:masters"),
-        ("system:discovery", "system:discovery", "Group", "system:authenticated"),
-        ("system:basic-user", "system:basic-user", "Group", "system:authenticated"),
-        ("system:public-info-viewer", "system:public-info-viewer", "Group", "system:authenticated"),
-        (
-            "system:public-info-viewer:anonymous",
-            "system:public-info-viewer",
-            "Group",
-            "system:unauthenticated",
-        ),
-        ("system:node-proxier", "system:node-proxier", "User", "system:kube-proxy"),
-        ("system:kube-scheduler", "system:kube-scheduler", "User", "system:kube-scheduler"),
-        (
-            "system:kube-controller-manager",
-            "system:kube-controller-manager",
-            "User",
-            "system:kube-controller-manager",
-        ),
-        ("system:node", "system:node", "Group", "system:nodes"),
-    ];
-    for (name, role, kind, subject) in bindings {
-        let subjects =
-            json!([{"kind": kind, "apiGroup": "rbac.authorization.k8s.io", "name": subject}]);
-        all.push(("clusterrolebindings", binding(name, role, subjects)));
+const POLICY: &str = include_str!("../../data/bootstrap-policy.json");
+const GROUP: &str = "rbac.authorization.k8s.io";
+
+/// What a role collects the rules of, and what its own rules are added to.
+const AGGREGATE: &str = "rbac.authorization.k8s.io/aggregate-to-";
+
+/// An object that must exist, with its plural and namespace ("" for none).
+#[derive(Debug)]
+pub struct Bootstrap {
+    /// The kind, as in a path.
+    pub plural: &'static str,
+    /// The namespace it is in.
+    pub namespace: String,
+    /// The object, without apiVersion and kind.
+    pub object: Value,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Policy {
+    cluster_roles: Vec<Role>,
+    roles: Vec<Role>,
+    cluster_role_bindings: Vec<Binding>,
+    role_bindings: Vec<Binding>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+#[derive(Default)]
+struct Role {
+    namespace: String,
+    name: String,
+    rules: Value,
+    adds_to: Vec<String>,
+    collects: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Binding {
+    #[serde(default)]
+    namespace: String,
+    name: String,
+    #[serde(default = "cluster_role")]
+    role_kind: String,
+    role: String,
+    subjects: Vec<Value>,
+}
+
+fn cluster_role() -> String {
+    "ClusterRole".into()
+}
+
+/// All of them, roles before the bindings that name them.
+pub fn objects() -> Vec<Bootstrap> {
+    let policy: Policy = serde_json::from_str(POLICY).expect("our own data is well formed");
+    let roles = |plural, roles: Vec<Role>| roles.into_iter().map(move |role| role.object(plural));
+    let bindings = |plural, bindings: Vec<Binding>| {
+        bindings.into_iter().map(move |binding| binding.object(plural))
+    };
+    roles("clusterroles", policy.cluster_roles)
+        .chain(roles("roles", policy.roles))
+        .chain(bindings("clusterrolebindings", policy.cluster_role_bindings))
+        .chain(bindings("rolebindings", policy.role_bindings))
+        .collect()
+}
+
+impl Role {
+    fn object(self, plural: &'static str) -> Bootstrap {
+        let mut metadata = metadata(&self.name);
+        for sum in &self.adds_to {
+            metadata["labels"][format!("{AGGREGATE}{sum}")] = "true".into();
+        }
+        let mut object = json!({"metadata": metadata, "rules": self.rules});
+        if !self.collects.is_empty() {
+            let labels =
+                self.collects.iter().map(|sum| (format!("{AGGREGATE}{sum}"), "true".into()));
+            let labels: Map<String, Value> = labels.collect();
+            object["rules"] = json!([]);
+            object["aggregationRule"] = json!({"clusterRoleSelectors": [{"matchLabels": labels}]});
+        }
+        Bootstrap { plural, namespace: self.namespace, object }
     }
-    let dns = json!([{"kind": "ServiceAccount", "name": "kube-dns", "namespace": "kube-system"}]);
-    all.push(("clusterrolebindings", binding("system:kube-dns", "system:kube-dns", dns)));
-    all
+}
+
+impl Binding {
+    fn object(mut self, plural: &'static str) -> Bootstrap {
+        if self.name == "system:node" {
+            self.subjects.push(json!({"kind": "Group", "name": "system:nodes"}));
+        }
+        for subject in &mut self.subjects {
+            if subject["kind"] != "ServiceAccount" {
+                subject["apiGroup"] = GROUP.into();
+            }
+        }
+        let object = json!({"metadata": metadata(&self.name), "subjects": self.subjects,
+            "roleRef": {"apiGroup": GROUP, "kind": self.role_kind, "name": self.role}});
+        Bootstrap { plural, namespace: self.namespace, object }
+    }
 }
 
 fn metadata(name: &str) -> Value {
@@ -41,162 +113,29 @@ fn metadata(name: &str) -> Value {
         "annotations": {"rbac.authorization.kubernetes.io/autoupdate": "true"}})
 }
 
-fn binding(name: &str, role: &str, subjects: Value) -> Value {
-    json!({"metadata": metadata(name), "subjects": subjects, "roleRef":
-        {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}})
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn role(name: &str, rules: Value) -> Value {
-    json!({"metadata": metadata(name), "rules": rules})
-}
-
-/// A role that collects the rules of others, and the part that is ours.
-fn aggregated(name: &str, rules: Value) -> [Value; 2] {
-    let label = format!("rbac.authorization.k8s.io/aggregate-to-{name}");
-    let mut part = role(&format!("system:aggregate-to-{name}"), rules);
-    part["metadata"]["labels"][&label] = "true".into();
-    let mut sum = role(name, json!([]));
-    sum["aggregationRule"] = json!({"clusterRoleSelectors": [{"matchLabels": {label: "true"}}]});
-    [sum, part]
-}
-
-fn roles() -> Vec<Value> {
-    let read = json!(["get", "list", "watch"]);
-    let write = json!(["create", "delete", "deletecollection", "patch", "update"]);
-    let core = json!([
-        "configmaps",
-        "endpoints",
-        "persistentvolumeclaims",
-        "pods",
-        "replicationcontrollers",
-        "serviceaccounts",
-        "services",
-        "pods/log",
-        "pods/status",
-        "services/status",
-        "events",
-        "limitranges",
-        "resourcequotas",
-        "bindings"
-    ]);
-    let apps = json!([
-        "daemonsets",
-        "deployments",
-        "deployments/scale",
-        "replicasets",
-        "replicasets/scale",
-        "statefulsets",
-        "statefulsets/scale",
-        "controllerrevisions"
-    ]);
-    let net = json!(["ingresses", "networkpolicies"]);
-    let workloads = |verbs: &Value| {
-        json!([
-            {"verbs": verbs, "apiGroups": [""], "resources": core},
-            {"verbs": verbs, "apiGroups": ["apps"], "resources": apps},
-            {"verbs": verbs, "apiGroups": ["batch"], "resources": ["jobs", "cronjobs"]},
-            {"verbs": verbs, "apiGroups": ["autoscaling"], "resources": ["horizontalpodautoscalers"]},
-            {"verbs": verbs, "apiGroups": ["networking.k8s.io"], "resources": net},
-            {"verbs": verbs, "apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"]},
-            {"verbs": verbs, "apiGroups": ["policy"], "resources": ["poddisruptionbudgets"]},
-        ])
-    };
-    let mut edit = workloads(&write);
-    edit.as_array_mut().expect("a list").push(json!({"apiGroups": [""],
-        "verbs": ["get", "list", "watch", "create", "delete", "deletecollection", "patch", "update"],
-        "resources": ["secrets", "pods/exec", "pods/attach", "pods/portforward", "pods/proxy",
-            "services/proxy", "pods/eviction", "serviceaccounts/token"]}));
-    let admin = json!([{"verbs": ["*"], "apiGroups": ["rbac.authorization.k8s.io"],
-        "resources": ["roles", "rolebindings"]},
-        {"verbs": ["create"], "apiGroups": ["authorization.k8s.io"],
-            "resources": ["localsubjectaccessreviews"]}]);
-    let mut all = vec![
-        role(
-            "cluster-admin",
-            json!([
-                {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]},
-                {"verbs": ["*"], "nonResourceURLs": ["*"]},
-            ]),
-        ),
-        role(
-            "system:discovery",
-            json!([{"verbs": ["get"], "nonResourceURLs": ["/api", "/api/*",
-            "/apis", "/apis/*", "/healthz", "/livez", "/openapi", "/openapi/*", "/readyz",
-            "/version", "/version/"]}]),
-        ),
-        role(
-            "system:public-info-viewer",
-            json!([{"verbs": ["get"], "nonResourceURLs": ["/healthz",
-            "/livez", "/readyz", "/version", "/version/"]}]),
-        ),
-        role(
-            "system:basic-user",
-            json!([
-                {"verbs": ["create"], "apiGroups": ["authorization.k8s.io"],
-                    "resources": ["selfsubjectaccessreviews", "selfsubjectrulesreviews"]},
-                {"verbs": ["create"], "apiGroups": ["authentication.k8s.io"],
-                    "resources": ["selfsubjectreviews"]},
-            ]),
-        ),
-        role(
-            "system:node-proxier",
-            json!([
-                {"verbs": read, "apiGroups": [""], "resources": ["services", "endpoints", "nodes"]},
-                {"verbs": read, "apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"]},
-                {"verbs": read, "apiGroups": ["networking.k8s.io"], "resources": ["servicecidrs"]},
-                {"verbs": ["create", "patch", "update"], "apiGroups": ["", "events.k8s.io"],
-                    "resources": ["events"]},
-            ]),
-        ),
-        role(
-            "system:kube-dns",
-            json!([
-                {"verbs": read, "apiGroups": [""],
-                    "resources": ["endpoints", "services", "pods", "namespaces"]},
-                {"verbs": read, "apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"]},
-            ]),
-        ),
-        role(
-            "system:kube-scheduler",
-            json!([
-                {"verbs": read, "apiGroups": ["*"], "resources": ["*"]},
-                {"verbs": ["create"], "apiGroups": [""], "resources": ["bindings", "pods/binding"]},
-                {"verbs": ["patch", "update"], "apiGroups": [""], "resources": ["pods/status"]},
-                {"verbs": ["create", "patch", "update"], "apiGroups": ["", "events.k8s.io"],
-                    "resources": ["events"]},
-                {"verbs": ["*"], "apiGroups": ["coordination.k8s.io"], "resources": ["leases"]},
-            ]),
-        ),
-        role(
-            "system:kube-controller-manager",
-            json!([
-                {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]},
-            ]),
-        ),
-        role(
-            "system:node",
-            json!([
-                {"verbs": read, "apiGroups": [""], "resources": ["services", "nodes", "pods", "secrets",
-                    "configmaps", "endpoints"]},
-                {"verbs": ["create", "patch", "update"], "apiGroups": [""],
-                    "resources": ["nodes", "nodes/status", "events", "pods/status"]},
-                {"verbs": ["create", "delete"], "apiGroups": [""], "resources": ["pods"]},
-                {"verbs": ["*"], "apiGroups": ["coordination.k8s.io"], "resources": ["leases"]},
-                {"verbs": ["create"], "apiGroups": [""], "resources": ["serviceaccounts/token"]},
-            ]),
-        ),
-    ];
-    all.extend(aggregated("view", workloads(&read)));
-    all.extend(aggregated("edit", edit));
-    all.extend(aggregated("admin", admin));
-    let nested = [("view", "edit"), ("view", "admin"), ("edit", "admin")];
-    for part in &mut all {
-        for (inner, outer) in nested {
-            if part["metadata"]["name"] == format!("system:aggregate-to-{inner}") {
-                let label = format!("rbac.authorization.k8s.io/aggregate-to-{outer}");
-                part["metadata"]["labels"][label] = "true".into();
-            }
+    #[test]
+    fn every_binding_names_a_role_that_exists() {
+        let all = objects();
+        let has = |plural: &str, namespace: &str, name: &Value| {
+            all.iter().any(|one| {
+                one.plural == plural
+                    && one.namespace == namespace
+                    && one.object["metadata"]["name"] == *name
+            })
+        };
+        assert!(all.len() > 140, "{}", all.len());
+        for binding in all.iter().filter(|one| one.plural.ends_with("bindings")) {
+            let role = &binding.object["roleRef"];
+            let found = match role["kind"].as_str() {
+                Some("Role") => has("roles", &binding.namespace, &role["name"]),
+                _ => has("clusterroles", "", &role["name"]),
+            };
+            assert!(found, "{}", binding.object);
+            assert_ne!(binding.object["subjects"], json!([]), "{}", binding.object);
         }
     }
-    all
 }

@@ -18,30 +18,43 @@ pub trait Look {
     fn has(&self, pointer: &str) -> bool;
 }
 
+/// The value at a JSON pointer. Unlike [`Value::pointer`] this copies nothing on the way, which
+/// shows when it is called a hundred times for each request.
+fn at<'a>(value: &'a Value, pointer: &str) -> Option<&'a Value> {
+    let Some(path) = pointer.strip_prefix('/').filter(|path| !path.contains('~')) else {
+        return value.pointer(pointer);
+    };
+    path.split('/').try_fold(value, |value, step| match value {
+        Value::Object(fields) => fields.get(step),
+        Value::Array(elements) => elements.get(step.parse::<usize>().ok()?),
+        _ => None,
+    })
+}
+
 impl Look for Value {
     fn text(&self, pointer: &str) -> &str {
-        self.pointer(pointer).and_then(Value::as_str).unwrap_or("")
+        at(self, pointer).and_then(Value::as_str).unwrap_or("")
     }
 
     fn int(&self, pointer: &str) -> i64 {
-        self.pointer(pointer).and_then(Value::as_i64).unwrap_or(0)
+        at(self, pointer).and_then(Value::as_i64).unwrap_or(0)
     }
 
     fn flag(&self, pointer: &str) -> bool {
-        self.pointer(pointer).and_then(Value::as_bool).unwrap_or(false)
+        at(self, pointer).and_then(Value::as_bool).unwrap_or(false)
     }
 
     fn list(&self, pointer: &str) -> &[Value] {
-        self.pointer(pointer).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+        at(self, pointer).and_then(Value::as_array).map_or(&[], Vec::as_slice)
     }
 
     fn fields(&self, pointer: &str) -> impl Iterator<Item = (&str, &Value)> {
-        let map = self.pointer(pointer).and_then(Value::as_object);
+        let map = at(self, pointer).and_then(Value::as_object);
         map.into_iter().flatten().map(|(name, value)| (name.as_str(), value))
     }
 
     fn has(&self, pointer: &str) -> bool {
-        self.pointer(pointer).is_some_and(|value| !value.is_null())
+        at(self, pointer).is_some_and(|value| !value.is_null())
     }
 }
 
@@ -65,4 +78,15 @@ pub fn child<'a>(object: &'a mut Value, field: &str) -> &'a mut Value {
 /// The elements of the list behind a field, none if it is absent.
 pub fn children<'a>(object: &'a mut Value, field: &str) -> impl Iterator<Item = &'a mut Value> {
     object.get_mut(field).and_then(Value::as_array_mut).into_iter().flatten()
+}
+
+#[test]
+fn looking_is_pointing() {
+    let object = serde_json::json!({"a": {"b/c": [{"d": "x"}, 7]}, "": {"": true}, "e": null});
+    let pointers =
+        ["", "/", "//", "/a", "/a/b~1c", "/a/b~1c/0/d", "/a/b~1c/1", "/a/x/0", "/e/f", "a"];
+    for pointer in pointers {
+        assert_eq!(at(&object, pointer), object.pointer(pointer), "{pointer:?}");
+    }
+    assert_eq!(at(&serde_json::json!({"a": [1, 2]}), "/a/1").and_then(Value::as_i64), Some(2));
 }

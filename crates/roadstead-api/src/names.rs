@@ -22,8 +22,9 @@ const LABEL_VALUE: &str = "a valid label must be an empty string or consist of a
     'MyValue',  or 'my_value',  or '12345', regex used for validation is \
     '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')";
 
-fn too_long(limit: usize) -> String {
-    format!("must be no more than {limit} bytes")
+/// Labels count in bytes, names in characters: both are ASCII, and the words are upstream's.
+fn too_long(limit: usize, unit: &str) -> String {
+    format!("must be no more than {limit} {unit}")
 }
 
 fn is_label(text: &str) -> bool {
@@ -45,7 +46,7 @@ fn is_qualified(text: &str) -> bool {
 pub fn label(text: &str) -> Vec<String> {
     let mut wrong = Vec::new();
     if text.len() > 63 {
-        wrong.push(too_long(63));
+        wrong.push(too_long(63, "characters"));
     }
     if !is_label(text) {
         wrong.push(LABEL.to_owned());
@@ -57,7 +58,7 @@ pub fn label(text: &str) -> Vec<String> {
 pub fn subdomain(text: &str) -> Vec<String> {
     let mut wrong = Vec::new();
     if text.len() > 253 {
-        wrong.push(too_long(253));
+        wrong.push(too_long(253, "characters"));
     }
     if !text.split('.').all(is_label) {
         wrong.push(SUBDOMAIN.to_owned());
@@ -81,7 +82,7 @@ pub fn key(text: &str) -> Vec<String> {
     if name.is_empty() {
         wrong.push("name part must be non-empty".to_owned());
     } else if name.len() > 63 {
-        wrong.push(format!("name part {}", too_long(63)));
+        wrong.push(format!("name part {}", too_long(63, "bytes")));
     }
     if !is_qualified(name) {
         wrong.push(QUALIFIED.to_owned());
@@ -89,17 +90,16 @@ pub fn key(text: &str) -> Vec<String> {
     wrong
 }
 
-/// A name such as `example.com/protocol`: what a label key is, under another name.
+/// A name such as `example.com/protocol`: what a label key is.
 pub fn qualified(text: &str) -> Vec<String> {
-    let wrong = key(text).into_iter();
-    wrong.map(|text| text.replacen("a valid label key", "a qualified name", 1)).collect()
+    key(text)
 }
 
 /// The value of a label.
 pub fn label_value(text: &str) -> Vec<String> {
     let mut wrong = Vec::new();
     if text.len() > 63 {
-        wrong.push(too_long(63));
+        wrong.push(too_long(63, "bytes"));
     }
     if !text.is_empty() && !is_qualified(text) {
         wrong.push(LABEL_VALUE.to_owned());

@@ -91,12 +91,13 @@ impl ApiError {
 
     /// The object is wrong.
     pub fn invalid(info: &Info, name: &str, causes: &[Cause]) -> Self {
-        let mut lines: Vec<String> = Vec::new();
-        for line in causes.iter().map(ToString::to_string) {
-            if !lines.contains(&line) {
-                lines.push(line);
+        let mut different: Vec<&Cause> = Vec::new();
+        for cause in causes {
+            if !different.contains(&cause) {
+                different.push(cause);
             }
         }
+        let lines: Vec<_> = different.iter().map(ToString::to_string).collect();
         let lines = match &lines[..] {
             [one] => one.clone(),
             many => format!("[{}]", many.join(", ")),
@@ -107,7 +108,7 @@ impl ApiError {
         };
         let message = format!("{kind} {name:?} is invalid: {lines}");
         let mut error = Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Invalid", message);
-        let causes: Vec<_> = causes.iter().map(Cause::to_json).collect();
+        let causes: Vec<_> = different.into_iter().map(Cause::to_json).collect();
         error.details =
             Some(json!({"name": name, "group": info.group, "kind": info.kind, "causes": causes}));
         error
@@ -221,8 +222,11 @@ impl ApiError {
 
     /// Something went wrong that is not the client's fault.
     pub fn internal(message: impl Into<String>) -> Self {
-        let message = format!("Internal error occurred: {}", message.into());
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", message)
+        let why = message.into();
+        let message = format!("Internal error occurred: {why}");
+        let mut error = Self::new(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", message);
+        error.details = Some(json!({"causes": [{"message": why}]}));
+        error
     }
 
     /// The body of the answer.

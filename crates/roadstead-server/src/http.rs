@@ -178,10 +178,18 @@ async fn answer(
         body,
     };
     let deprecated = resource.info().deprecated;
-    let mut response = call.answer(parts.method.as_str()).await?;
     let silent = resource.bucket == "endpoints" && !api.services.warn_about_endpoints;
-    if !deprecated.is_empty() && !silent {
-        warn(&mut response, deprecated);
+    let answer = call.answer(parts.method.as_str()).await;
+    if deprecated.is_empty() || silent {
+        return answer;
+    }
+    // Those who are refused hear it too, and everybody hears it first.
+    let mut response = answer.unwrap_or_else(|error| failure(&error));
+    let others: Vec<_> = response.headers().get_all(WARNING).iter().cloned().collect();
+    response.headers_mut().remove(WARNING);
+    warn(&mut response, deprecated);
+    for other in others {
+        response.headers_mut().append(WARNING, other);
     }
     Ok(response)
 }

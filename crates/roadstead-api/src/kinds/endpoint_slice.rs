@@ -34,6 +34,19 @@ impl Kind for EndpointSlice {
             default_to(port, "name", "");
             default_to(port, "protocol", "TCP");
         }
+        for endpoint in children(object, "endpoints") {
+            default_to(endpoint, "conditions", json!({}));
+        }
+    }
+
+    fn prepare_create(&self, object: &mut Value) {
+        drop_topology(object);
+    }
+
+    fn prepare_update(&self, old: &Value, new: &mut Value) {
+        if old.list("/endpoints") != new.list("/endpoints") {
+            drop_topology(new);
+        }
     }
 
     fn validate(&self, object: &Value, old: Option<&Value>, causes: &mut Causes) {
@@ -101,6 +114,13 @@ impl Kind for EndpointSlice {
             json!(first_three(addresses.collect())),
             age_cell(object, now),
         ]
+    }
+}
+
+/// Only v1beta1 could write this.
+fn drop_topology(object: &mut Value) {
+    for endpoint in children(object, "endpoints").filter_map(Value::as_object_mut) {
+        endpoint.remove("deprecatedTopology");
     }
 }
 

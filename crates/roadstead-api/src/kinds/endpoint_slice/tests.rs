@@ -142,7 +142,7 @@ fn mistakes_made_by_hand() {
         assert_eq!(said(&object, None), want, "{name}");
     }
     let long = slice("IPv4", json!([]), json!([{"name": "a".repeat(64), "port": 80}]));
-    assert!(said(&long, None).ends_with("must be no more than 63 bytes"));
+    assert!(said(&long, None).ends_with("must be no more than 63 characters"));
     let node = slice(
         "IPv4",
         json!([{"addresses": ["10.0.0.1"], "nodeName": "A", "hostname": "B.c"}]),
@@ -157,6 +157,14 @@ fn mistakes_made_by_hand() {
     assert!(
         wrong.contains("endpoints[0].hostname: Invalid value: \"B.c\": a lowercase RFC 1123 label")
     );
+}
+
+#[test]
+fn fields_of_the_past_are_dropped() {
+    let endpoint = json!({"addresses": ["10.0.0.1"], "deprecatedTopology": {"a": "b"}});
+    let mut object = slice("IPv4", json!([endpoint]), json!([]));
+    EndpointSlice.prepare_create(&mut object);
+    assert_eq!(object["endpoints"][0], json!({"addresses": ["10.0.0.1"], "conditions": {}}));
 }
 
 #[test]

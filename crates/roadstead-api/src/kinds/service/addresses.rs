@@ -42,7 +42,7 @@ pub(super) fn validate(spec: &Value, old: Option<&Value>, causes: &mut Causes) {
         return;
     }
     let families: Vec<_> = all.iter().map(family_of).collect();
-    if all.len() > 1 && (families.len() > 2 || families[0] == families[1]) {
+    if all.len() > 1 && families.iter().all(|family| *family == families[0]) {
         let detail = "may specify no more than one IP for each IP family";
         causes.invalid(CLUSTER_IPS, &spec["clusterIPs"], detail);
     }

@@ -5,6 +5,7 @@
 //! reference. Each data plane then translates the table; `nft` for nftables, `iptables`
 //! for iptables. Nothing here touches the kernel, the network or the clock: `roadstead-proxy` does.
 
+pub mod conntrack;
 pub mod iptables;
 pub mod nft;
 pub mod packet;

@@ -46,12 +46,12 @@ impl ForwardingTable {
         &self.surroundings
     }
 
-    /// Takes in new surroundings; returns whether they differ in this family.
+    /// Takes in new surroundings; returns whether data planes must be told. The addresses of the
+    /// node they know themselves.
     pub fn surround(&mut self, surroundings: &Surroundings) -> bool {
-        let ours = surroundings.of_family(self.family);
-        let changed = ours != self.surroundings;
-        self.surroundings = ours;
-        changed
+        let before = std::mem::replace(&mut self.surroundings, surroundings.of_family(self.family));
+        let node_addresses = self.surroundings.node_addresses.clone();
+        Surroundings { node_addresses, ..before } != self.surroundings
     }
 
     /// How many service ports there are.
@@ -90,6 +90,17 @@ impl ForwardingTable {
     /// A service port, if it exists.
     pub fn get(&self, name: &ServicePortName) -> Option<&ServicePort> {
         self.ports.get(name)
+    }
+
+    /// The ports of a Service.
+    pub fn ports_of(
+        &self,
+        service: &ObjectKey,
+    ) -> impl Iterator<Item = (Arc<ServicePortName>, &ServicePort)> {
+        self.names_of(service).into_iter().filter_map(|name| {
+            let port = self.ports.get(&name)?;
+            Some((name, port))
+        })
     }
 
     /// All service ports.

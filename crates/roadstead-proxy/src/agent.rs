@@ -6,18 +6,21 @@
 
 use std::collections::BTreeSet;
 use std::error::Error;
+use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use std::{future, io};
 
 use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt};
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::{Api, Client, Resource, ResourceExt};
+use roadstead_api::key::ObjectKey;
+use roadstead_forwarding::conntrack::{FlowFilter, Flows, note, stale};
 use roadstead_forwarding::select::NodeView;
 use roadstead_forwarding::service::{IpFamily, ServicePortName};
-use roadstead_forwarding::surroundings::Surroundings;
+use roadstead_forwarding::surroundings::{DetectLocal, Surroundings};
 use roadstead_forwarding::table::ForwardingTable;
 use roadstead_forwarding::tracker::Tracker;
 use roadstead_watch::informer::{Change, Selection, informer, key_of};
@@ -27,6 +30,10 @@ use tokio::{task, time};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+use crate::addresses::{node_ports, own_addresses};
+use crate::conntrack::Conntrack;
+use crate::health::{Health, HealthChecks};
+use crate::metrics::Metrics;
 use crate::plane::{CommitError, Committed, Mode, Plane};
 
 /// The first retry after a failed commit; each further one waits twice as long.
@@ -35,8 +42,8 @@ const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LAST_RETRY: Duration = Duration::from_secs(30);
 /// So many changes at most go into one commit, so that none waits for an endless burst.
 const BURST: usize = 10_000;
-/// How often we look whether somebody has tampered with the rules.
-const CHECK_PERIOD: Duration = Duration::from_secs(5);
+/// Whoever shuts machines down puts this taint on their Nodes first.
+const LEAVING_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 
 /// What the proxy needs to know about its surroundings.
 #[derive(Clone, Debug)]
@@ -54,6 +61,18 @@ pub struct Config {
     pub families: Vec<IpFamily>,
     /// Shows what is in the kernel; subscribe to it before `run`.
     pub programmed: watch::Sender<Programmed>,
+    /// Where node ports are served, if `surroundings` does not say: networks and keywords.
+    pub node_port_addresses: Vec<String>,
+    /// Whether to follow our Node object: its zone, its addresses, whether it is about to leave.
+    pub follow_node: bool,
+    /// Whether pods are recognised by the networks that the Node object names.
+    pub node_networks: bool,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+    /// Whether we keep up.
+    pub health: Arc<Health>,
+    /// The health checks that Services ask for.
+    pub health_checks: watch::Sender<HealthChecks>,
 }
 
 impl Default for Config {
@@ -65,6 +84,12 @@ impl Default for Config {
             mode: Mode::default(),
             families: vec![IpFamily::V4, IpFamily::V6],
             programmed: watch::Sender::default(),
+            node_port_addresses: Vec::new(),
+            follow_node: false,
+            node_networks: false,
+            metrics: Arc::default(),
+            health: Arc::default(),
+            health_checks: watch::Sender::default(),
         }
     }
 }
@@ -104,6 +129,11 @@ pub async fn run(
     config: Config,
     stop: CancellationToken,
 ) -> Result<(), ProxyError> {
+    let name = format!("metadata.name={}", config.node_name);
+    let mut node = match config.follow_node {
+        true => informer::<Node>(Api::all(client.clone()), Selection::all().fields(&name)),
+        false => futures::stream::pending().boxed(),
+    };
     let mut agent = Agent::new(config)?;
     // Services of other proxies and headless ones never reach us.
     let services = Selection::all().labels("!service.kubernetes.io/service-proxy-name");
@@ -111,12 +141,14 @@ pub async fn run(
     let mut services = informer::<Service>(Api::all(client.clone()), services);
     let mut slices = informer::<EndpointSlice>(Api::all(client), slices);
     let mut retry = Retry::default();
-    let mut checks = time::interval(CHECK_PERIOD);
+    let mut checks = time::interval(agent.check_period());
+    checks.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
             Some(change) = services.next() => agent.observe_service(&change),
             Some(change) = slices.next() => agent.observe_slice(&change),
+            Some(change) = node.next() => agent.observe_node(&change),
             () = retry.due() => {}
             _ = checks.tick() => if at_leisure(|| agent.is_intact()) { continue },
         }
@@ -157,7 +189,16 @@ pub struct Agent {
     programmed: watch::Sender<Programmed>,
     services_synced: bool,
     slices_synced: bool,
+    node_synced: bool,
     revision: u64,
+    surroundings: Surroundings,
+    node_name: String,
+    node_port_addresses: Vec<String>,
+    node_networks: bool,
+    conntrack: Option<Conntrack>,
+    metrics: Arc<Metrics>,
+    health: Arc<Health>,
+    health_checks: watch::Sender<HealthChecks>,
 }
 
 /// One family's table, and its kernel half.
@@ -172,20 +213,90 @@ struct FamilyPlane {
 impl Agent {
     /// Opens the way to the kernel, and knows nothing yet.
     pub fn new(config: Config) -> Result<Self, ProxyError> {
+        let mut surroundings = config.surroundings;
+        if surroundings.node_addresses.is_empty() {
+            surroundings.node_addresses = own_addresses().unwrap_or_default();
+        }
         let family = |family: &IpFamily| {
-            let table = ForwardingTable::new(*family, &config.surroundings);
+            let table = ForwardingTable::new(*family, &surroundings);
             let plane = Plane::open(config.mode, *family).map_err(ProxyError::Open)?;
             Ok(FamilyPlane { table, plane, proven: false })
         };
         Ok(Self {
             mode: config.mode,
             families: config.families.iter().map(family).collect::<Result<_, _>>()?,
-            tracker: Tracker::new(NodeView { name: config.node_name, zone: config.zone }),
+            tracker: Tracker::new(NodeView { name: config.node_name.clone(), zone: config.zone }),
             programmed: config.programmed,
             services_synced: false,
             slices_synced: false,
+            node_synced: !config.follow_node,
             revision: 0,
+            surroundings,
+            node_name: config.node_name,
+            node_port_addresses: config.node_port_addresses,
+            node_networks: config.node_networks,
+            conntrack: Conntrack::open().ok(),
+            metrics: config.metrics,
+            health: config.health,
+            health_checks: config.health_checks,
         })
+    }
+
+    /// Takes in a change of our Node.
+    pub fn observe_node(&mut self, change: &Change<Node>) {
+        let node = match change {
+            Change::Set(node) => node,
+            Change::Gone(_) => return self.health.note_node(true),
+            Change::Synced => return self.node_synced = true,
+        };
+        let zone = node.labels().get("topology.kubernetes.io/zone").cloned();
+        self.tracker.observe_node(NodeView { name: self.node_name.clone(), zone });
+        let spec = node.spec.as_ref();
+        let taints = spec.and_then(|spec| spec.taints.as_ref()).into_iter().flatten();
+        let leaves = node.metadata.deletion_timestamp.is_some()
+            || taints.into_iter().any(|taint| taint.key == LEAVING_TAINT);
+        self.health.note_node(leaves);
+        let listed = node.status.iter().flat_map(|status| status.addresses.iter().flatten());
+        let internal = listed.filter(|address| address.type_ == "InternalIP");
+        let primary: Vec<IpAddr> = internal.filter_map(|a| a.address.parse().ok()).collect();
+        if self.node_networks {
+            let cidrs = spec.and_then(|spec| spec.pod_cidrs.as_ref()).into_iter().flatten();
+            let networks = cidrs.filter_map(|text| text.parse().ok()).collect();
+            self.surroundings.detect_local = DetectLocal::Networks(networks);
+        }
+        self.surroundings.node_address = primary.first().copied();
+        self.look_around(&primary);
+    }
+
+    /// Takes in which addresses the machine has now.
+    fn look_around(&mut self, primary: &[IpAddr]) {
+        match own_addresses() {
+            Ok(own) => self.surroundings.node_addresses = own,
+            Err(error) => warn!(%error, "cannot list our own addresses"),
+        }
+        if !self.node_port_addresses.is_empty() {
+            let own = &self.surroundings.node_addresses;
+            let (node_ports, odd) = node_ports(&self.node_port_addresses, own, primary);
+            for entry in odd {
+                warn!(entry, "neither a network nor a keyword of nodePortAddresses");
+            }
+            self.surroundings.node_ports = node_ports;
+        }
+        for half in &mut self.families {
+            if half.table.surround(&self.surroundings) {
+                // What was written before has to be looked at as a whole.
+                match Plane::open(self.mode, half.table.family()) {
+                    Ok(plane) => half.plane = plane,
+                    Err(error) => warn!(%error, "cannot open the way to the kernel again"),
+                }
+            }
+        }
+    }
+
+    /// How often to call `is_intact`.
+    pub fn check_period(&self) -> Duration {
+        let periods = self.families.iter().map(|half| half.plane.check_period());
+        periods.min().unwrap_or(Duration::from_secs(5))
     }
 
     /// Takes in a change of a Service.
@@ -194,6 +305,11 @@ impl Agent {
             Change::Set(service) => self.tracker.observe_service(service),
             Change::Gone(service) => self.tracker.remove_service(&key_of(service.as_ref())),
             Change::Synced => self.services_synced = true,
+        }
+        if !matches!(change, Change::Synced) {
+            self.metrics.services_total.inc();
+            self.metrics.services_pending.inc();
+            self.note_queued();
         }
         self.note_revision(change);
     }
@@ -205,12 +321,17 @@ impl Agent {
             Change::Gone(slice) => self.tracker.remove_slice(&key_of(slice.as_ref())),
             Change::Synced => self.slices_synced = true,
         }
+        if !matches!(change, Change::Synced) {
+            self.metrics.endpoints_total.inc();
+            self.metrics.endpoints_pending.inc();
+            self.note_queued();
+        }
         self.note_revision(change);
     }
 
     /// Whether everything that exists has been taken in once.
     pub fn synced(&self) -> bool {
-        self.services_synced && self.slices_synced
+        self.services_synced && self.slices_synced && self.node_synced
     }
 
     /// Writes all that changed since the last commit. After an error the kernel still has what it
@@ -218,22 +339,80 @@ impl Agent {
     pub fn commit(&mut self) -> Result<(), CommitError> {
         let dirty = self.tracker.take_dirty();
         // Every table takes the changes in, even if an earlier family fails to write them.
-        let changed: Vec<_> = self
+        let taken: Vec<_> =
+            self.families.iter_mut().map(|half| half.take_in(&self.tracker, &dirty)).collect();
+        let (changed, stale): (Vec<_>, Vec<_>) = taken.into_iter().unzip();
+        let outcomes: Vec<_> = self
             .families
             .iter_mut()
-            .map(|half| {
-                let family = half.table.family();
-                let ports = |key| self.tracker.service_ports(key, family);
-                dirty.iter().flat_map(|key| half.table.replace(key, ports(key))).collect()
-            })
+            .zip(changed)
+            .map(|(half, names)| half.commit(names, &self.metrics))
             .collect();
-        let outcomes: Vec<_> =
-            self.families.iter_mut().zip(changed).map(|(half, names)| half.commit(names)).collect();
         for (family, outcome) in outcomes {
+            if outcome.is_ok() {
+                self.health.note_written(family);
+            }
             outcome.or_else(|error| self.give_up_family(family, error))?;
+        }
+        self.check_health(&dirty);
+        // A successor knows nothing of changes before its time, and leaves all flows alone.
+        if self.programmed.borrow().commits > 0 {
+            self.forget(stale);
         }
         self.publish();
         Ok(())
+    }
+
+    /// Makes the kernel forget flows that lead nowhere any more.
+    fn forget(&mut self, stale: Vec<Vec<FlowFilter>>) {
+        let Some(conntrack) = &mut self.conntrack else { return };
+        for (half, filters) in self.families.iter().zip(stale) {
+            let family = half.table.family();
+            let own = &half.table.surroundings().node_addresses;
+            let started = Instant::now();
+            for filter in &filters {
+                match conntrack.forget(filter, family, own) {
+                    Ok(0) => {}
+                    Ok(flows) => {
+                        debug!(frontend = ?filter.frontend, flows, "stale flows forgotten");
+                        let counter = self.metrics.conntrack_deleted.get_or_create(&family.into());
+                        counter.inc_by(u64::try_from(flows).unwrap_or(0));
+                    }
+                    Err(error) => warn!(%error, "cannot forget stale flows"),
+                }
+            }
+            if !filters.is_empty() {
+                let took = started.elapsed().as_secs_f64();
+                self.metrics.conntrack.get_or_create(&family.into()).observe(took);
+            }
+        }
+    }
+
+    /// Brings the health checks of the changed Services up to date.
+    fn check_health(&self, dirty: &BTreeSet<ObjectKey>) {
+        let now = |key| self.tracker.health_check(key);
+        self.health_checks.send_if_modified(|checks| {
+            if dirty.iter().all(|key| checks.get(key).copied() == now(key)) {
+                return false;
+            }
+            let checks = Arc::make_mut(checks);
+            for key in dirty {
+                match now(key) {
+                    Some(check) => drop(checks.insert(key.clone(), check)),
+                    None => drop(checks.remove(key)),
+                }
+            }
+            true
+        });
+    }
+
+    fn note_queued(&self) {
+        let now = seconds_now();
+        for half in &self.families {
+            let family = half.table.family();
+            self.health.note_queued(family);
+            self.metrics.last_queued.get_or_create(&family.into()).set(now);
+        }
     }
 
     /// Whether the next commit may take a while.
@@ -311,26 +490,64 @@ impl Agent {
                     .unwrap_or_else(|error| warn!(%other, %error, "rules left behind"));
             }
         }
+        self.metrics.programmed_revision.set(now.revision);
+        self.metrics.services_pending.set(0);
+        self.metrics.endpoints_pending.set(0);
         self.programmed.send_replace(now);
     }
 }
 
 impl FamilyPlane {
+    /// Takes in the changed Services; returns what differs now, and which flows went stale.
+    fn take_in(
+        &mut self,
+        tracker: &Tracker,
+        dirty: &BTreeSet<ObjectKey>,
+    ) -> (BTreeSet<Arc<ServicePortName>>, Vec<FlowFilter>) {
+        let family = self.table.family();
+        let mut changed = BTreeSet::new();
+        let (mut before, mut after) = (Flows::new(), Flows::new());
+        for key in dirty {
+            self.table.ports_of(key).for_each(|(name, port)| note(&mut before, &name, port));
+            changed.append(&mut self.table.replace(key, tracker.service_ports(key, family)));
+            self.table.ports_of(key).for_each(|(name, port)| note(&mut after, &name, port));
+        }
+        (changed, stale(&before, &after))
+    }
+
     fn commit(
         &mut self,
         changed: BTreeSet<Arc<ServicePortName>>,
+        metrics: &Metrics,
     ) -> (IpFamily, Result<(), CommitError>) {
         let family = self.table.family();
         let started = Instant::now();
         let outcome = self.plane.commit(&self.table, changed);
         self.proven |= outcome.is_ok();
-        (
-            family,
-            outcome.map(|Committed { whole, operations }| {
-                debug!(?family, whole, operations, took = ?started.elapsed(), "rules written");
-            }),
-        )
+        match &outcome {
+            Ok(Committed { whole, operations }) => {
+                let took = started.elapsed();
+                debug!(?family, whole, operations, ?took, "rules written");
+                let scope = if *whole { &metrics.full_sync } else { &metrics.partial_sync };
+                for histogram in [&metrics.sync, scope] {
+                    histogram.get_or_create(&family.into()).observe(took.as_secs_f64());
+                }
+                metrics.last_sync.get_or_create(&family.into()).set(seconds_now());
+            }
+            Err(CommitError::Nftables(_)) => {
+                metrics.nftables_failures.get_or_create(&family.into()).inc();
+            }
+            Err(_) => {
+                metrics.iptables_failures.get_or_create(&family.into()).inc();
+            }
+        }
+        (family, outcome.map(drop))
     }
+}
+
+fn seconds_now() -> f64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    now.map(|since| since.as_secs_f64()).unwrap_or_default()
 }
 
 /// When to try again after a failure.

@@ -5,8 +5,16 @@
 //! `iptables` by running `iptables-restore`. Nothing is written before everything is known, and
 //! after a failure the last good state stays.
 
+pub mod addresses;
 pub mod agent;
+pub mod configuration;
+pub mod conntrack;
+pub mod drop_in;
+pub mod health;
 pub mod iptables;
+pub mod lease;
+pub mod metrics;
 pub mod netlink;
 pub mod nft;
 pub mod plane;
+pub mod sysctl;

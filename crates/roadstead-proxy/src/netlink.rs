@@ -11,13 +11,18 @@ use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 /// netfilter's message types are this subsystem's number and a number within it.
-const SUBSYSTEM_NFTABLES: u16 = 10;
+pub const SUBSYSTEM_NFTABLES: u16 = 10;
 const BATCH_BEGIN: u16 = 16;
 const BATCH_END: u16 = 17;
 const ERROR: u16 = 2;
+const DONE: u16 = 3;
+const NETWORK_ORDER: u16 = 0x4000;
 
 const REQUEST: u16 = 0x1;
-const ACKNOWLEDGE: u16 = 0x4;
+/// Asks the kernel to say that it is done.
+pub const ACKNOWLEDGE: u16 = 0x4;
+/// Asks for all objects instead of one.
+pub const DUMP: u16 = 0x300;
 /// Create the object if it is not there.
 pub const CREATE: u16 = 0x400;
 /// Add at the end of the list.
@@ -136,6 +141,12 @@ impl Attributes<'_> {
         self.pad();
     }
 
+    /// Appends attributes that are encoded already.
+    pub fn raw(&mut self, attributes: &[u8]) {
+        self.bytes.extend(attributes);
+        self.pad();
+    }
+
     /// Appends a number, in network order as all of netfilter.
     pub fn number(&mut self, kind: u16, value: u32) {
         self.put(kind, &value.to_be_bytes());
@@ -179,12 +190,17 @@ pub struct Socket {
 impl Socket {
     /// Opens a socket in the network namespace of the calling thread.
     pub fn open() -> io::Result<Self> {
-        let descriptor = net::socket_with(
-            AddressFamily::NETLINK,
-            SocketType::RAW,
-            SocketFlags::CLOEXEC,
-            Some(net::netlink::NETFILTER),
-        )?;
+        Self::of(Some(net::netlink::NETFILTER))
+    }
+
+    /// The same for links and addresses.
+    pub fn open_route() -> io::Result<Self> {
+        Self::of(None)
+    }
+
+    fn of(protocol: Option<net::Protocol>) -> io::Result<Self> {
+        let (family, kind) = (AddressFamily::NETLINK, SocketType::RAW);
+        let descriptor = net::socket_with(family, kind, SocketFlags::CLOEXEC, protocol)?;
         // Only root of the first user namespace may exceed the limit; others get up to it.
         net::sockopt::set_socket_send_buffer_size_force(&descriptor, SEND_BUFFER)
             .or_else(|_| net::sockopt::set_socket_send_buffer_size(&descriptor, SEND_BUFFER))?;
@@ -217,11 +233,76 @@ impl Socket {
         }
     }
 
+    /// Sends a request and returns all messages of the answer.
+    pub fn ask(&mut self, request: &[u8]) -> Result<Vec<Message>, NetlinkError> {
+        self.discard_answers();
+        let socket = |error: Errno| NetlinkError::Socket(error.into());
+        net::send(&self.descriptor, request, SendFlags::empty()).map_err(socket)?;
+        let is_dump = request.get(6..8).is_some_and(|f| f[1] & 0x3 != 0);
+        let mut messages = Vec::new();
+        let mut buffer = vec![0; 128 << 10];
+        loop {
+            let received = match net::recv(&self.descriptor, &mut buffer[..], RecvFlags::empty()) {
+                Ok((_, received)) => received,
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(socket(error)),
+            };
+            if read_messages(&buffer[..received], &mut messages)? || !is_dump {
+                return Ok(messages);
+            }
+        }
+    }
+
     /// Whatever an earlier, failed batch left behind is not an answer to the next one.
     fn discard_answers(&mut self) {
         let mut buffer = [0; 4096];
         while net::recv(&self.descriptor, &mut buffer[..], RecvFlags::DONTWAIT).is_ok() {}
     }
+}
+
+/// One message that the kernel sent.
+#[derive(Clone, Debug)]
+pub struct Message {
+    /// The number within the subsystem.
+    pub kind: u16,
+    /// Its attributes, after the header of netfilter.
+    pub body: Vec<u8>,
+}
+
+/// The attributes in a message or a nest: their numbers and what they hold.
+pub fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let length = usize::from(u16::from_ne_bytes(bytes.get(..2)?.try_into().ok()?));
+        let kind = u16::from_ne_bytes(bytes.get(2..4)?.try_into().ok()?) & !NESTED & !NETWORK_ORDER;
+        let value = bytes.get(4..length)?;
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind, value))
+    })
+}
+
+/// The attribute of that number, if it is there.
+pub fn attribute(bytes: &[u8], wanted: u16) -> Option<&[u8]> {
+    attributes(bytes).find(|(kind, _)| *kind == wanted).map(|(_, value)| value)
+}
+
+/// A text, without its closing zero.
+pub fn text_of(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes.strip_suffix(&[0]).unwrap_or(bytes)).into_owned()
+}
+
+/// A single request, to be asked with [`Socket::ask`].
+pub fn request(
+    subsystem: u16,
+    kind: u16,
+    flags: u16,
+    family: u8,
+    fill: impl FnOnce(&mut Attributes<'_>),
+) -> Vec<u8> {
+    let mut batch = Batch { bytes: Vec::new(), family, sequence: 1, last: 0 };
+    batch.begin((subsystem << 8) | kind, flags, [family, 0, 0, 0]);
+    fill(&mut Attributes { bytes: &mut batch.bytes });
+    batch.end();
+    batch.bytes
 }
 
 /// Reads a datagram of answers; returns whether one of them says that all is done.
@@ -241,6 +322,38 @@ fn read_answers(mut bytes: &[u8]) -> Result<bool, NetlinkError> {
         bytes = bytes.get(answer.length.next_multiple_of(4)..).unwrap_or_default();
     }
     Ok(acknowledged)
+}
+
+/// Collects the messages of a datagram; returns whether it was the last.
+fn read_messages(mut bytes: &[u8], messages: &mut Vec<Message>) -> Result<bool, NetlinkError> {
+    const NETFILTER_LENGTH: usize = 4;
+    while let Some(answer) = Header::read(bytes) {
+        let body = bytes.get(HEADER_LENGTH..answer.length).unwrap_or_default();
+        match answer.kind {
+            DONE => return Ok(true),
+            ERROR => return read_answers(bytes).map(|_| true),
+            kind => messages.push(Message {
+                kind: kind & 0xff,
+                body: body.get(NETFILTER_LENGTH..).unwrap_or_default().to_vec(),
+            }),
+        }
+        bytes = bytes.get(answer.length.next_multiple_of(4)..).unwrap_or_default();
+    }
+    Ok(false)
+}
+
+/// How long a message is, and of which kind.
+struct Header {
+    length: usize,
+    kind: u16,
+}
+
+impl Header {
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let length = u32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?);
+        let kind = u16::from_ne_bytes(bytes.get(4..6)?.try_into().ok()?);
+        Some(Self { length: usize::try_from(length).ok()?.max(HEADER_LENGTH), kind })
+    }
 }
 
 /// The parts of an answer that matter: its code, and which message it is about.

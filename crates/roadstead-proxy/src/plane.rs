@@ -5,6 +5,7 @@ use std::fmt;
 use std::io;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use roadstead_forwarding::service::{IpFamily, ServicePortName};
 use roadstead_forwarding::table::ForwardingTable;
@@ -130,12 +131,20 @@ impl Plane {
     }
 
     /// Looks whether the kernel still has what was committed; if not, the next commit heals it.
-    /// To be called every few seconds.
+    /// To be called every [`check_period`](Self::check_period).
     pub fn check(&mut self) -> Result<bool, CommitError> {
         Ok(match self {
-            Plane::Nftables(..) => true,
+            Plane::Nftables(plane, family) => plane.check(*family)?,
             Plane::Iptables(plane) => plane.check()?,
         })
+    }
+
+    /// How often to look; it costs a system call here, and three processes there.
+    pub fn check_period(&self) -> Duration {
+        match self {
+            Plane::Nftables(..) => Duration::from_millis(250),
+            Plane::Iptables(_) => Duration::from_secs(5),
+        }
     }
 
     /// Deletes everything of ours, if there is anything.

@@ -7,7 +7,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
-use crate::{apiserver, snapshot, up};
+use crate::{apiserver, proxy, render, snapshot, trace, up, wait};
 
 /// Kubernetes Services for any Linux machine.
 ///
@@ -27,6 +27,7 @@ const EXAMPLES: &str = "\
 Examples:
   sudo roadstead up                     everything on this machine
   roadstead apiserver --ephemeral       a Kubernetes API for tests, in memory, without root
+  sudo roadstead proxy --kubeconfig F   in the place of kube-proxy, in any cluster
   sudo roadstead snapshot save FILE     a copy of all objects, while it runs
   sudo roadstead cleanup                remove everything: pods, rules and objects";
 
@@ -36,6 +37,14 @@ pub enum Command {
     Up(up::Args),
     /// Run only the API server.
     Apiserver(apiserver::Args),
+    /// Run only the proxy, in the place of kube-proxy in any cluster.
+    Proxy(proxy::Args),
+    /// Print what the proxy would write into the kernel.
+    Render(render::Args),
+    /// Say what happens to a packet, and which Service decided it.
+    Trace(trace::Args),
+    /// Wait until a change is in the kernel of every node.
+    Wait(wait::Args),
     /// Save all objects in a file, or restore them from one.
     Snapshot(snapshot::Args),
     /// Remove every process, namespace, link, rule and file that `up` with the same flags made, objects
@@ -55,6 +64,10 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Command::Up(args) => up::run(args).await,
         Command::Apiserver(args) => apiserver::run(args).await,
+        Command::Proxy(args) => proxy::run(args).await,
+        Command::Render(args) => render::run(args).await,
+        Command::Trace(args) => trace::run(args).await,
+        Command::Wait(args) => wait::run(args).await,
         Command::Snapshot(args) => snapshot::run(args).await,
         Command::Cleanup(args) => up::cleanup(args).await,
     }

@@ -9,10 +9,19 @@ const NEEDED: u64 = 1 << 12 | 1 << 21;
 
 /// Whether we may change links and rules and make namespaces.
 pub fn is_privileged() -> bool {
+    has_capabilities(NEEDED)
+}
+
+/// Whether we may change rules.
+pub fn may_write_rules() -> bool {
+    has_capabilities(1 << 12)
+}
+
+fn has_capabilities(needed: u64) -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let effective = effective.and_then(|text| u64::from_str_radix(text.trim(), 16).ok());
-    effective.is_some_and(|set| set & NEEDED == NEEDED)
+    effective.is_some_and(|set| set & needed == needed)
 }
 
 /// Where state is kept unless the user says otherwise.

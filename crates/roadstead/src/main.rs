@@ -8,9 +8,14 @@ mod cli;
 mod compose;
 mod culprit;
 mod machine;
+mod proxy;
+mod render;
 mod snapshot;
+mod trace;
 mod up;
 mod visible;
+mod wait;
+mod world;
 
 use std::process::ExitCode;
 

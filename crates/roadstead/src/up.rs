@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::{Parser, ValueEnum};
@@ -12,6 +12,7 @@ use jiff::Timestamp;
 use kube::Client;
 use roadstead_forwarding::surroundings::{DetectLocal, Surroundings};
 use roadstead_plan::alloc;
+use roadstead_proxy::drop_in;
 use roadstead_server::api::User;
 use roadstead_server::identity::Authority;
 use roadstead_server::local::Local;
@@ -128,7 +129,13 @@ impl Plan {
         let detect_local = DetectLocal::Networks(vec![self.args.cluster_cidr.into()]);
         roadstead_proxy::agent::Config {
             node_name: self.node_name.clone(),
-            surroundings: Surroundings { detect_local, ..Surroundings::default() },
+            surroundings: Surroundings {
+                detect_local,
+                service_networks: vec![self.args.service_cidr.into()],
+                masquerade_egress: true,
+                ..Surroundings::default()
+            },
+            follow_node: true,
             ..Default::default()
         }
     }
@@ -200,7 +207,13 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
 fn start_node(plan: &Plan, client: &Client, tasks: &mut Tasks, stop: &CancellationToken) {
     let node = roadstead_node::agent::run(client.clone(), plan.node(), stop.clone());
     tasks.spawn("node agent", async move { Ok(node.await?) });
-    let proxy = roadstead_proxy::agent::run(client.clone(), plan.proxy(), stop.clone());
+    let around = drop_in::Around {
+        healthz: Some((Ipv4Addr::UNSPECIFIED, 10256).into()),
+        metrics: Some((Ipv4Addr::LOCALHOST, 10249).into()),
+        publish: Some(Duration::from_millis(100)),
+        sysctls: Vec::new(),
+    };
+    let proxy = drop_in::run(client.clone(), plan.proxy(), around, stop.clone());
     tasks.spawn("proxy", async move { Ok(proxy.await?) });
 }
 

@@ -54,9 +54,15 @@ impl Layout {
         }
     }
 
-    /// Everything in `table`, where each target takes the slot that it has in `kernel`.
-    pub fn resume(table: &ForwardingTable, kernel: &BTreeMap<Key, Value>) -> Self {
+    /// Everything in `table`, where each target takes the slot that it has in `kernel`, and the
+    /// chains of `classes` exist already.
+    pub fn resume(
+        table: &ForwardingTable,
+        kernel: &BTreeMap<Key, Value>,
+        classes: impl IntoIterator<Item = Class>,
+    ) -> Self {
         let mut layout = Self::new(table);
+        layout.classes.extend(classes);
         for (name, port) in table.iter() {
             let found = Installed::found(table, name, kernel);
             let now = found.next(Some(port), table.frontends_of(name));

@@ -369,7 +369,7 @@ proptest! {
         }
         agree(&table, &kernel);
         // A successor takes over as it is.
-        let successor = Layout::resume(&table, &kernel.elements).program();
+        let successor = Layout::resume(&table, &kernel.elements, []).program();
         let slots = |program: &Program| -> Vec<_> {
             let slots = program.elements.iter().filter(|(_, value)| matches!(value, Value::Target(_)));
             slots.map(|(key, value)| (*key, value.clone())).collect()

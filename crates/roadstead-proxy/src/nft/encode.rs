@@ -60,32 +60,61 @@ pub(super) fn replacement(program: &Program) -> Batch {
 /// The differences only.
 pub(super) fn transaction(family: IpFamily, transaction: &Transaction) -> Batch {
     let mut batch = Batch::new(expressions::family_number(family));
+    append(&mut batch, family, transaction);
+    batch
+}
+
+/// Adds the differences to a batch.
+pub(super) fn append(batch: &mut Batch, family: IpFamily, transaction: &Transaction) {
     for (id, set) in (1000..).zip(&transaction.add_sets) {
-        affinity_set(&mut batch, family, set, id);
+        affinity_set(batch, family, set, id);
     }
     for (name, definition) in &transaction.add_chains {
-        chain(&mut batch, name, definition);
+        chain(batch, name, definition);
     }
     let mut delete: Vec<_> = transaction.delete.iter().map(|key| (key, None)).collect();
     delete.sort_by_key(|(key, _)| key.set());
-    write_elements(&mut batch, DELETE_ELEMENTS, delete.into_iter());
+    write_elements(batch, DELETE_ELEMENTS, delete.into_iter());
     let mut add: Vec<_> = transaction.add.iter().map(|(key, value)| (key, Some(value))).collect();
     add.sort_by_key(|(key, _)| key.set());
-    write_elements(&mut batch, NEW_ELEMENTS, add.into_iter());
+    write_elements(batch, NEW_ELEMENTS, add.into_iter());
     for (name, definition) in &transaction.add_chains {
-        rules(&mut batch, family, name, &definition.rules);
+        rules(batch, family, name, &definition.rules);
     }
     for (name, wanted) in &transaction.rewrite {
-        clear_chain(&mut batch, name);
-        rules(&mut batch, family, name, wanted);
+        clear_chain(batch, name);
+        rules(batch, family, name, wanted);
     }
     for name in &transaction.delete_chains {
-        named(&mut batch, DELETE_CHAIN, 3, &name.to_string());
+        named(batch, DELETE_CHAIN, 3, &name.to_string());
     }
     for set in &transaction.delete_sets {
-        named(&mut batch, DELETE_SET, 2, &set.to_string());
+        named(batch, DELETE_SET, 2, &set.to_string());
     }
-    batch
+}
+
+/// Deletes elements that we know only by their bytes: a key, and for ranges its end.
+pub(super) fn delete_foreign(batch: &mut Batch, foreign: &[(SetName, Vec<u8>)]) {
+    const SET: u16 = 2;
+    const ELEMENTS: u16 = 3;
+    const KEY: u16 = 1;
+    const KEY_END: u16 = 10;
+    for (set, key) in foreign {
+        let middle = if set.has_ranges() { key.len() / 2 } else { key.len() };
+        let (first, last) = key.split_at(middle);
+        batch.message(DELETE_ELEMENTS, 0, |message| {
+            message.text(IN_TABLE, TABLE);
+            message.text(SET, set.name());
+            message.nest(ELEMENTS, |list| {
+                list.nest(LIST_ITEM, |item| {
+                    item.nest(KEY, |data| data.put(expressions::DATA_VALUE, first));
+                    if set.has_ranges() {
+                        item.nest(KEY_END, |data| data.put(expressions::DATA_VALUE, last));
+                    }
+                });
+            });
+        });
+    }
 }
 
 /// No table, whether there was one or not: deleting one that is not there would be an error.
@@ -329,20 +358,31 @@ fn element(item: &mut Attributes<'_>, key: &Key, value: Option<&Value>) {
     match value {
         None | Some(Value::Member) => {}
         Some(Value::Named(service)) => item.put(USER_DATA, &comment_bytes(service)),
-        Some(Value::Class(class, service)) => {
-            let number = class.number().to_ne_bytes();
-            item.nest(DATA, |data| data.put(expressions::DATA_VALUE, &number));
+        Some(value @ Value::Class(_, service)) => {
+            item.nest(DATA, |data| data.put(expressions::DATA_VALUE, &data_bytes(value)));
             item.put(USER_DATA, &comment_bytes(service));
         }
         Some(Value::Goto(chain)) => {
             item.nest(DATA, |data| verdict_code(data, expressions::GOTO, Some(chain)));
         }
-        Some(Value::Target(target)) => item.nest(DATA, |data| {
+        Some(value @ Value::Target(_)) => {
+            item.nest(DATA, |data| data.put(expressions::DATA_VALUE, &data_bytes(value)));
+        }
+    }
+}
+
+/// What an element holds, as the kernel keeps it; of a verdict, the name of the chain.
+pub(super) fn data_bytes(value: &Value) -> Vec<u8> {
+    match value {
+        Value::Member | Value::Named(_) => Vec::new(),
+        Value::Class(class, _) => class.number().to_ne_bytes().to_vec(),
+        Value::Goto(chain) => chain.to_string().into_bytes(),
+        Value::Target(target) => {
             let mut bytes = Bytes::EMPTY;
             bytes.address(target.ip());
             bytes.word(&target.port().to_be_bytes());
-            data.put(expressions::DATA_VALUE, bytes.as_slice());
-        }),
+            bytes.as_slice().to_vec()
+        }
     }
 }
 

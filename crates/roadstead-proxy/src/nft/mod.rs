@@ -1,70 +1,165 @@
 //! The nftables data plane: programs and transactions, written to the kernel over netlink.
+//!
+//! The first commit takes over what it finds in the kernel, so a restart changes nothing that is
+//! still right. Foreign changes show in the kernel's generation number, which everybody's commits
+//! raise; only then is the table read back and compared.
 
 mod encode;
 mod expressions;
+mod readback;
 
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
+use roadstead_forwarding::nft::compile::compile;
 use roadstead_forwarding::nft::diff::Layout;
+use roadstead_forwarding::nft::model::Transaction;
 use roadstead_forwarding::service::{IpFamily, ServicePortName};
 use roadstead_forwarding::table::ForwardingTable;
 
-use crate::netlink::{NetlinkError, Socket};
+use self::readback::Found;
+use crate::netlink::{Batch, NetlinkError, Socket};
 use crate::plane::Committed;
+
+/// How often this process has committed, to tell its own commits from those of others.
+static OWN_COMMITS: AtomicU32 = AtomicU32::new(0);
 
 /// One address family of the kernel's load balancer, and what we know to be in it.
 #[derive(Debug)]
 pub struct NftPlane {
     socket: Socket,
-    /// `None` if we cannot know, so that the next commit writes it all.
+    /// `None` if we cannot know, so that the next commit looks or writes it all.
     layout: Option<Layout>,
+    /// Whether the last commit failed: then nothing that is found can be built upon.
+    failed: bool,
+    /// The kernel's generation and our own commits when all was last known to be well.
+    seen: (u32, u32),
 }
 
 impl NftPlane {
     /// Opens the way to the kernel, without touching anything yet.
     pub fn open() -> io::Result<Self> {
-        Ok(Self { socket: Socket::open()?, layout: None })
+        Ok(Self { socket: Socket::open()?, layout: None, failed: false, seen: (0, 0) })
     }
 
     /// Makes the kernel carry the table, in which `changed` are the service ports that differ
-    /// from the last commit. The first commit, and the one after a failure, writes everything.
+    /// from the last commit. The first commit takes over what it finds; the one after a failure
+    /// writes everything.
     pub fn commit(
         &mut self,
         table: &ForwardingTable,
         changed: BTreeSet<Arc<ServicePortName>>,
     ) -> Result<Committed, NetlinkError> {
         // Taken out first: after a failure the layout would be ahead of the kernel.
-        match self.layout.take() {
-            Some(mut layout) => {
-                let transaction = layout.update(table, changed);
-                let operations = transaction.operations();
-                if !transaction.is_empty() {
-                    self.socket.commit(encode::transaction(table.family(), &transaction))?;
-                }
-                self.layout = Some(layout);
-                Ok(Committed { whole: false, operations })
-            }
-            None => {
-                let mut layout = Layout::new(table);
-                let everything = table.iter().map(|(name, _)| name.clone());
-                let operations = layout.update(table, everything).operations();
-                self.socket.commit(encode::replacement(&layout.program()))?;
-                self.layout = Some(layout);
-                Ok(Committed { whole: true, operations })
-            }
-        }
+        let outcome = match self.layout.take() {
+            Some(layout) => self.update(layout, table, changed),
+            None => self.take_over(table),
+        };
+        self.failed = outcome.is_err();
+        outcome
     }
 
-    /// Whether the next commit will write the whole table.
+    fn update(
+        &mut self,
+        mut layout: Layout,
+        table: &ForwardingTable,
+        changed: BTreeSet<Arc<ServicePortName>>,
+    ) -> Result<Committed, NetlinkError> {
+        let transaction = layout.update(table, changed);
+        let operations = transaction.operations();
+        if !transaction.is_empty() {
+            self.send(encode::transaction(table.family(), &transaction))?;
+        }
+        self.layout = Some(layout);
+        Ok(Committed { whole: false, operations })
+    }
+
+    fn take_over(&mut self, table: &ForwardingTable) -> Result<Committed, NetlinkError> {
+        self.seen = (self.generation()?, OWN_COMMITS.load(Ordering::Relaxed));
+        let found = match self.failed {
+            true => None,
+            false => readback::read(&mut self.socket, table.family())?,
+        };
+        if let Some(found) = found
+            && let Some(committed) = self.adopt(table, &found)?
+        {
+            return Ok(committed);
+        }
+        let mut layout = Layout::new(table);
+        let everything = table.iter().map(|(name, _)| name.clone());
+        let operations = layout.update(table, everything).operations();
+        self.send(encode::replacement(&layout.program()))?;
+        self.layout = Some(layout);
+        Ok(Committed { whole: true, operations })
+    }
+
+    /// Corrects the elements of the table that was found; `None` if its chains are not ours.
+    fn adopt(
+        &mut self,
+        table: &ForwardingTable,
+        found: &Found,
+    ) -> Result<Option<Committed>, NetlinkError> {
+        let slots = found.slots(&compile(table));
+        let layout = Layout::resume(table, &slots, found.classes());
+        let program = layout.program();
+        if !found.has_structure(&program) {
+            return Ok(None);
+        }
+        let (transaction, foreign) = found.missing(&program);
+        let operations = transaction.operations() + foreign.len();
+        if operations > 0 {
+            let mut batch = encode::transaction(table.family(), &Transaction::default());
+            encode::delete_foreign(&mut batch, &foreign);
+            encode::append(&mut batch, table.family(), &transaction);
+            self.send(batch)?;
+        }
+        self.layout = Some(layout);
+        Ok(Some(Committed { whole: true, operations }))
+    }
+
+    /// Whether the next commit will look at the whole table.
     pub fn needs_everything(&self) -> bool {
         self.layout.is_none()
+    }
+
+    /// Looks whether the kernel still has what was committed; if not, the next commit heals it.
+    /// Costs next to nothing as long as nobody else changes anything.
+    pub fn check(&mut self, family: IpFamily) -> Result<bool, NetlinkError> {
+        if self.layout.is_none() {
+            return Ok(true);
+        }
+        let now = (self.generation()?, OWN_COMMITS.load(Ordering::Relaxed));
+        if now.0.wrapping_sub(self.seen.0) == now.1.wrapping_sub(self.seen.1) {
+            return Ok(true);
+        }
+        self.seen = now;
+        let found = readback::read(&mut self.socket, family)?;
+        let program = self.layout.as_ref().map(Layout::program);
+        let intact = found.zip(program).is_some_and(|(found, program)| {
+            let (transaction, foreign) = found.missing(&program);
+            found.has_structure(&program) && transaction.is_empty() && foreign.is_empty()
+        });
+        if !intact {
+            self.layout = None;
+        }
+        Ok(intact)
     }
 
     /// Deletes the table of a family, if there is one.
     pub fn remove(&mut self, family: IpFamily) -> Result<(), NetlinkError> {
         self.layout = None;
-        self.socket.commit(encode::removal(family))
+        self.send(encode::removal(family))
+    }
+
+    fn generation(&mut self) -> Result<u32, NetlinkError> {
+        readback::generation(&mut self.socket)
+    }
+
+    fn send(&mut self, batch: Batch) -> Result<(), NetlinkError> {
+        self.socket.commit(batch)?;
+        OWN_COMMITS.fetch_add(1, Ordering::Relaxed);
+        Ok(())
     }
 }

@@ -1,0 +1,293 @@
+//! KubeProxyConfiguration, as kube-proxy reads it from a file or a ConfigMap.
+//!
+//! What we do not know is tolerated and named, never an error: people bring their own files.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use ipnet::IpNet;
+use serde_json::Value;
+
+use crate::plane::Mode;
+
+/// What we take from the configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Configuration {
+    /// How to carry traffic.
+    pub mode: Mode,
+    /// The networks of the cluster's pods.
+    pub cluster_networks: Vec<IpNet>,
+    /// How pods are recognised.
+    pub detect_local: DetectLocalMode,
+    /// Whether everybody who calls a ClusterIP is masqueraded.
+    pub masquerade_all: bool,
+    /// The bit that marks packets for masquerading.
+    pub masquerade_bit: u32,
+    /// Where node ports are served: networks and keywords.
+    pub node_port_addresses: Vec<String>,
+    /// Where `/healthz` and `/livez` are.
+    pub healthz: Option<SocketAddr>,
+    /// Where `/metrics` and `/proxyMode` are.
+    pub metrics: Option<SocketAddr>,
+    /// The name of the node, if it is not the machine's.
+    pub node_name: Option<String>,
+    /// Settings of the kernel, with what to write there.
+    pub sysctls: Vec<(&'static str, String)>,
+}
+
+/// `detectLocalMode`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DetectLocalMode {
+    /// By the networks of all pods.
+    ClusterCidr,
+    /// By the network of this node's pods, which its Node object names.
+    NodeCidr,
+    /// By the bridge of this name.
+    Bridge(String),
+    /// By interfaces whose names start like this.
+    InterfacePrefix(String),
+}
+
+impl Default for Configuration {
+    fn default() -> Self {
+        Self {
+            mode: Mode::default(),
+            cluster_networks: Vec::new(),
+            detect_local: DetectLocalMode::ClusterCidr,
+            masquerade_all: false,
+            masquerade_bit: 14,
+            node_port_addresses: Vec::new(),
+            healthz: Some((Ipv4Addr::UNSPECIFIED, 10256).into()),
+            metrics: Some((Ipv4Addr::LOCALHOST, 10249).into()),
+            node_name: None,
+            sysctls: Vec::new(),
+        }
+    }
+}
+
+const KNOWN: &[&str] = &[
+    "apiVersion",
+    "kind",
+    "featureGates",
+    "clientConnection",
+    "logging",
+    "hostnameOverride",
+    "bindAddress",
+    "healthzBindAddress",
+    "metricsBindAddress",
+    "bindAddressHardFail",
+    "enableProfiling",
+    "showHiddenMetricsForVersion",
+    "mode",
+    "iptables",
+    "ipvs",
+    "nftables",
+    "winkernel",
+    "detectLocalMode",
+    "detectLocal",
+    "clusterCIDR",
+    "nodePortAddresses",
+    "oomScoreAdj",
+    "conntrack",
+    "configSyncPeriod",
+    "portRange",
+    "windowsRunAsService",
+    "linux",
+];
+
+impl Configuration {
+    /// Reads YAML or JSON. Returns with it what could not be understood.
+    pub fn parse(text: &str) -> Result<(Self, Vec<String>), String> {
+        let value: Value = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
+        Ok(Self::read(&value))
+    }
+
+    fn read(value: &Value) -> (Self, Vec<String>) {
+        let mut notes = Vec::new();
+        let mut config = Self::default();
+        let text =
+            |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
+        for key in value.as_object().into_iter().flat_map(|object| object.keys()) {
+            if !KNOWN.contains(&key.as_str()) {
+                notes.push(format!("unknown field {key}"));
+            }
+        }
+        if let Some(mode) = text(&value["mode"]) {
+            match mode.parse() {
+                Ok(mode) => config.mode = mode,
+                Err(_) => notes.push(format!("unknown mode {mode}")),
+            }
+        }
+        for word in text(&value["clusterCIDR"]).iter().flat_map(|list| list.split(',')) {
+            match word.trim().parse() {
+                Ok(network) => config.cluster_networks.push(network),
+                Err(_) => notes.push(format!("clusterCIDR {word} is not a network")),
+            }
+        }
+        config.detect_local = detect_local(value, &mut notes);
+        let block = &value[&*config.mode.to_string()];
+        for block in [&value["iptables"], &value["nftables"], block] {
+            if let Some(all) = block["masqueradeAll"].as_bool() {
+                config.masquerade_all = all;
+            }
+            let bit = block["masqueradeBit"].as_u64().and_then(|bit| u32::try_from(bit).ok());
+            config.masquerade_bit = bit.filter(|bit| *bit < 32).unwrap_or(config.masquerade_bit);
+        }
+        let addresses = value["nodePortAddresses"].as_array().into_iter().flatten();
+        config.node_port_addresses = addresses.filter_map(text).collect();
+        config.healthz = bind(&value["healthzBindAddress"], config.healthz, &mut notes);
+        config.metrics = bind(&value["metricsBindAddress"], config.metrics, &mut notes);
+        config.node_name = text(&value["hostnameOverride"]);
+        config.sysctls = sysctls(&value["conntrack"]);
+        (config, notes)
+    }
+}
+
+fn detect_local(value: &Value, notes: &mut Vec<String>) -> DetectLocalMode {
+    let name = |key: &str| value["detectLocal"][key].as_str().unwrap_or_default().to_owned();
+    match value["detectLocalMode"].as_str().unwrap_or_default() {
+        "" | "ClusterCIDR" => DetectLocalMode::ClusterCidr,
+        "NodeCIDR" => DetectLocalMode::NodeCidr,
+        "BridgeInterface" => DetectLocalMode::Bridge(name("bridgeInterface")),
+        "InterfaceNamePrefix" => DetectLocalMode::InterfacePrefix(name("interfaceNamePrefix")),
+        other => {
+            notes.push(format!("unknown detectLocalMode {other}"));
+            DetectLocalMode::ClusterCidr
+        }
+    }
+}
+
+/// An address to listen on: `ip:port`, or an address alone with the usual port.
+fn bind(value: &Value, usual: Option<SocketAddr>, notes: &mut Vec<String>) -> Option<SocketAddr> {
+    let text = value.as_str().filter(|text| !text.is_empty());
+    let Some(text) = text else { return usual };
+    let port = usual.map_or(0, |usual| usual.port());
+    let address = text.parse().ok();
+    let address = address.or_else(|| Some(SocketAddr::new(text.parse::<IpAddr>().ok()?, port)));
+    if address.is_none() {
+        notes.push(format!("{text} is not an address to listen on"));
+    }
+    address.or(usual)
+}
+
+/// The settings of connection tracking that the configuration asks for.
+fn sysctls(conntrack: &Value) -> Vec<(&'static str, String)> {
+    const MOST: u64 = 1_048_576;
+    let mut wanted = Vec::new();
+    let per_core = conntrack["maxPerCore"].as_u64();
+    let least = conntrack["min"].as_u64();
+    if per_core.is_some_and(|count| count > 0) || least.is_some_and(|count| count > 0) {
+        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
+        let most = (per_core.unwrap_or(0) * cores).max(least.unwrap_or(0)).min(MOST);
+        wanted.push(("net/netfilter/nf_conntrack_max", most.to_string()));
+    }
+    let durations = [
+        ("tcpEstablishedTimeout", "net/netfilter/nf_conntrack_tcp_timeout_established"),
+        ("tcpCloseWaitTimeout", "net/netfilter/nf_conntrack_tcp_timeout_close_wait"),
+        ("udpTimeout", "net/netfilter/nf_conntrack_udp_timeout"),
+        ("udpStreamTimeout", "net/netfilter/nf_conntrack_udp_timeout_stream"),
+    ];
+    for (key, name) in durations {
+        let seconds = conntrack[key].as_str().and_then(duration).map(|d| d.as_secs());
+        if let Some(seconds) = seconds.filter(|seconds| *seconds > 0) {
+            wanted.push((name, seconds.to_string()));
+        }
+    }
+    if conntrack["tcpBeLiberal"].as_bool() == Some(true) {
+        wanted.push(("net/netfilter/nf_conntrack_tcp_be_liberal", "1".into()));
+    }
+    wanted
+}
+
+/// A duration such as `1h30m0s`.
+fn duration(text: &str) -> Option<Duration> {
+    let mut total = 0;
+    let mut number = String::new();
+    for c in text.chars() {
+        if c.is_ascii_digit() {
+            number.push(c);
+            continue;
+        }
+        let unit = match c {
+            'h' => 3600,
+            'm' => 60,
+            's' => 1,
+            _ => return None,
+        };
+        total += number.parse::<u64>().ok()?.checked_mul(unit)?;
+        number.clear();
+    }
+    number.is_empty().then_some(Duration::from_secs(total))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_kubeadm_writes() {
+        let text = "\
+apiVersion: kubeproxy.config.k8s.io/v1alpha1
+kind: KubeProxyConfiguration
+bindAddress: 0.0.0.0
+clusterCIDR: 10.244.0.0/16, fd00:244::/48
+conntrack: {maxPerCore: null, min: 131072, tcpEstablishedTimeout: 24h0m0s, tcpBeLiberal: true}
+detectLocalMode: InterfaceNamePrefix
+detectLocal: {bridgeInterface: '', interfaceNamePrefix: veth}
+healthzBindAddress: 0.0.0.0:10300
+metricsBindAddress: ''
+hostnameOverride: node-7
+iptables: {masqueradeAll: true, masqueradeBit: 15, syncPeriod: 0s}
+mode: iptables
+nodePortAddresses: [primary, 10.0.0.0/8]
+logging: {level: 4}
+";
+        let (config, notes) = Configuration::parse(text).unwrap();
+        assert_eq!(notes, Vec::<String>::new());
+        assert_eq!(config.mode, Mode::Iptables);
+        assert_eq!(config.cluster_networks.len(), 2);
+        assert_eq!(config.detect_local, DetectLocalMode::InterfacePrefix("veth".into()));
+        assert!(config.masquerade_all);
+        assert_eq!(config.masquerade_bit, 15);
+        assert_eq!(config.node_port_addresses, ["primary", "10.0.0.0/8"]);
+        assert_eq!(config.healthz.unwrap().port(), 10300);
+        assert_eq!(config.metrics.unwrap().port(), 10249);
+        assert_eq!(config.node_name.as_deref(), Some("node-7"));
+        let sysctls: Vec<_> =
+            config.sysctls.iter().map(|(name, v)| format!("{name}={v}")).collect();
+        assert_eq!(
+            sysctls,
+            [
+                "net/netfilter/nf_conntrack_max=131072",
+                "net/netfilter/nf_conntrack_tcp_timeout_established=86400",
+                "net/netfilter/nf_conntrack_tcp_be_liberal=1",
+            ]
+        );
+    }
+
+    #[test]
+    fn odd_files_are_understood_as_far_as_possible() {
+        let cases = [
+            ("{}", ""),
+            ("logging: {level: 4}", ""),
+            ("mode: userspace", "unknown mode userspace"),
+            ("level: 4", "unknown field level"),
+            ("clusterCIDR: 10.0.0.0/99", "clusterCIDR 10.0.0.0/99 is not a network"),
+            ("metricsBindAddress: here", "here is not an address to listen on"),
+            ("detectLocalMode: Guess", "unknown detectLocalMode Guess"),
+            ("conntrack: nonsense", ""),
+        ];
+        for (text, want) in cases {
+            assert_eq!(Configuration::parse(text).unwrap().1.join(" "), want, "{text}");
+        }
+        assert!(Configuration::parse("{ not yaml").is_err());
+    }
+
+    #[test]
+    fn durations() {
+        let cases = [("24h0m0s", Some(86_400)), ("90s", Some(90)), ("1x", None), ("5", None)];
+        for (text, want) in cases {
+            assert_eq!(duration(text), want.map(Duration::from_secs), "{text}");
+        }
+    }
+}

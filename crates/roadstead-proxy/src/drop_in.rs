@@ -1,0 +1,132 @@
+//! The proxy with everything around it: what kube-proxy is to a cluster.
+//!
+//! Health, metrics, the health checks of Services, the published revision and the settings of the
+//! kernel run beside the agent. Only the agent may fail; the rest says so and goes on.
+
+use std::future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::Client;
+use roadstead_forwarding::surroundings::{DetectLocal, Surroundings};
+use roadstead_watch::status::{Page, serve};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+use crate::agent::{self, Config, ProxyError};
+use crate::configuration::{Configuration, DetectLocalMode};
+use crate::health::{Health, serve_checks};
+use crate::metrics::{Metrics, OfCode};
+use crate::plane::Mode;
+use crate::{lease, sysctl};
+
+/// What the agent needs, as a configuration says it.
+pub fn agent_config(configuration: &Configuration, node_name: &str) -> Config {
+    let detect_local = match &configuration.detect_local {
+        DetectLocalMode::ClusterCidr if configuration.cluster_networks.is_empty() => {
+            DetectLocal::Unknown
+        }
+        DetectLocalMode::ClusterCidr => {
+            DetectLocal::Networks(configuration.cluster_networks.clone())
+        }
+        DetectLocalMode::NodeCidr => DetectLocal::Unknown,
+        DetectLocalMode::Bridge(name) => DetectLocal::Bridge(name.clone()),
+        DetectLocalMode::InterfacePrefix(name) => DetectLocal::InterfacePrefix(name.clone()),
+    };
+    // kube-proxy's defaults: nftables serves node ports on the primary addresses, iptables on all.
+    let mut node_port_addresses = configuration.node_port_addresses.clone();
+    if node_port_addresses.is_empty() && configuration.mode == Mode::Nftables {
+        node_port_addresses.push("primary".into());
+    }
+    Config {
+        node_name: node_name.to_owned(),
+        mode: configuration.mode,
+        surroundings: Surroundings {
+            detect_local,
+            masquerade_all: configuration.masquerade_all,
+            masquerade_mark: 1 << configuration.masquerade_bit,
+            ..Surroundings::default()
+        },
+        node_port_addresses,
+        node_networks: configuration.detect_local == DetectLocalMode::NodeCidr,
+        follow_node: true,
+        ..Config::default()
+    }
+}
+
+/// Where to listen, and how often to publish the programmed revision.
+#[derive(Clone, Debug, Default)]
+pub struct Around {
+    /// For `/healthz` and `/livez`.
+    pub healthz: Option<SocketAddr>,
+    /// For `/metrics` and `/proxyMode`.
+    pub metrics: Option<SocketAddr>,
+    /// The shortest time between two updates of the Lease; `None` for no Lease at all.
+    pub publish: Option<Duration>,
+    /// Settings of the kernel.
+    pub sysctls: Vec<(&'static str, String)>,
+}
+
+/// Runs the agent and everything around it until `stop`.
+pub async fn run(
+    client: Client,
+    config: Config,
+    around: Around,
+    stop: CancellationToken,
+) -> Result<(), ProxyError> {
+    sysctl::apply([("net/ipv4/ip_forward", "1")]);
+    sysctl::apply(around.sysctls.iter().map(|(name, value)| (*name, value.as_str())));
+    let (health, metrics, mode) = (config.health.clone(), config.metrics.clone(), config.mode);
+    let checks = serve_checks(config.health_checks.subscribe(), health.clone());
+    let publish = around.publish.map(|pause| {
+        let programmed = config.programmed.subscribe();
+        lease::publish(client.clone(), config.node_name.clone(), programmed, pause)
+    });
+    let publish = async {
+        match publish {
+            Some(publish) => publish.await,
+            None => future::pending().await,
+        }
+    };
+    let health_pages = {
+        let metrics = metrics.clone();
+        listen(around.healthz, move |path| health_page(path, &health, &metrics))
+    };
+    let metrics_pages = listen(around.metrics, move |path| match path {
+        "/metrics" => Some(Page::metrics(metrics.page())),
+        "/proxyMode" => Some(Page::text(200, mode.to_string())),
+        "/healthz" => Some(Page::text(200, "ok")),
+        _ => None,
+    });
+    tokio::select! {
+        outcome = agent::run(client, config, stop) => outcome,
+        () = async { tokio::join!(checks, publish, health_pages, metrics_pages); } => Ok(()),
+    }
+}
+
+fn health_page(path: &str, health: &Arc<Health>, metrics: &Metrics) -> Option<Page> {
+    let (counter, (code, body)) = match path {
+        "/healthz" => (&metrics.healthz, health.page(true)),
+        "/livez" => (&metrics.livez, health.page(false)),
+        _ => return None,
+    };
+    counter.get_or_create(&OfCode { code }).inc();
+    Some(Page { code, content_type: "application/json", body })
+}
+
+/// Serves pages for ever, if there is an address to serve them on.
+async fn listen(
+    address: Option<SocketAddr>,
+    page: impl Fn(&str) -> Option<Page> + Send + Sync + 'static,
+) {
+    let Some(address) = address else { return future::pending().await };
+    match TcpListener::bind(address).await {
+        Ok(listener) => serve(listener, page).await,
+        Err(error) => {
+            warn!(%address, %error, "cannot listen, going on without");
+            future::pending().await
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! Whether the proxy does its work, told to load balancers and to the kubelet.
+//!
+//! `/healthz` and `/livez` speak of the proxy; each `healthCheckNodePort` of whether this node has
+//! endpoints of one Service.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{Ipv6Addr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use roadstead_api::key::ObjectKey;
+use roadstead_forwarding::service::IpFamily;
+use roadstead_forwarding::tracker::HealthCheck;
+use serde_json::{Map, Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+use tokio::time;
+use tracing::{info, warn};
+
+/// A change that waits longer than this means that something is wrong.
+const LATE: Duration = Duration::from_secs(60);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What is known about our health.
+#[derive(Debug, Default)]
+pub struct Health {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Since when the oldest change waits to be written, by family.
+    waiting: BTreeMap<IpFamily, Option<Instant>>,
+    updated: Option<Timestamp>,
+    /// The node is going away, so load balancers should leave.
+    node_leaves: bool,
+}
+
+impl Health {
+    /// A change waits to be written.
+    pub fn note_queued(&self, family: IpFamily) {
+        self.state().waiting.entry(family).or_default().get_or_insert_with(Instant::now);
+    }
+
+    /// Everything is written.
+    pub fn note_written(&self, family: IpFamily) {
+        let mut state = self.state();
+        state.waiting.insert(family, None);
+        state.updated = Some(Timestamp::now());
+    }
+
+    /// Whether the node is about to leave.
+    pub fn note_node(&self, leaves: bool) {
+        self.state().node_leaves = leaves;
+    }
+
+    /// Whether the proxy keeps up.
+    pub fn is_live(&self) -> bool {
+        let state = self.state();
+        !state.waiting.is_empty() && state.waiting.values().all(|since| is_timely(*since))
+    }
+
+    /// The answer of `/healthz` or, without the node, of `/livez`.
+    pub fn page(&self, with_node: bool) -> (u16, String) {
+        let live = self.is_live();
+        let state = self.state();
+        let now = Timestamp::now();
+        let stamp = |healthy: bool| match healthy {
+            true => now.to_string(),
+            false => state.updated.map(|at| at.to_string()).unwrap_or_default(),
+        };
+        let family = |(family, since): (&IpFamily, &Option<Instant>)| {
+            let name = if *family == IpFamily::V4 { "IPv4" } else { "IPv6" };
+            let healthy = is_timely(*since);
+            (name.to_owned(), json!({"lastUpdated": stamp(healthy), "healthy": healthy}))
+        };
+        let families: Map<String, Value> = state.waiting.iter().map(family).collect();
+        let healthy = live && !(with_node && state.node_leaves);
+        let mut body = json!({
+            "lastUpdated": stamp(live),
+            "currentTime": now.to_string(),
+            "healthy": healthy,
+            "status": families,
+        });
+        if with_node {
+            body["nodeEligible"] = json!(!state.node_leaves);
+        }
+        (if healthy { 200 } else { 503 }, body.to_string())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+fn is_timely(since: Option<Instant>) -> bool {
+    since.is_none_or(|since| since.elapsed() < LATE)
+}
+
+/// The health checks that Services ask for, by Service.
+pub type HealthChecks = Arc<BTreeMap<ObjectKey, HealthCheck>>;
+
+/// Answers all health checks until dropped. A port that cannot be had is tried again whenever
+/// something changes.
+pub async fn serve_checks(mut checks: watch::Receiver<HealthChecks>, health: Arc<Health>) {
+    let mut listening: BTreeMap<(u16, ObjectKey), AbortOnDrop> = BTreeMap::new();
+    loop {
+        let wanted = checks.borrow_and_update().clone();
+        let ports: BTreeSet<_> = wanted.iter().map(|(key, c)| (c.port, key.clone())).collect();
+        listening.retain(|place, _| ports.contains(place));
+        for (port, key) in ports {
+            if listening.contains_key(&(port, key.clone())) {
+                continue;
+            }
+            match TcpListener::bind(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port))).await {
+                Ok(listener) => {
+                    info!(service = %key, port, "answering health checks");
+                    let (checks, health) = (checks.clone(), health.clone());
+                    let work = answer_all(listener, key.clone(), checks, health);
+                    let task = tokio::spawn(work).abort_handle();
+                    listening.insert((port, key), AbortOnDrop(task));
+                }
+                Err(error) => {
+                    warn!(service = %key, port, %error, "FailedToStartServiceHealthcheck");
+                }
+            }
+        }
+        if checks.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+struct AbortOnDrop(AbortHandle);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+async fn answer_all(
+    listener: TcpListener,
+    key: ObjectKey,
+    checks: watch::Receiver<HealthChecks>,
+    health: Arc<Health>,
+) {
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            time::sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        let count = checks.borrow().get(&key).map_or(0, |check| check.local_endpoints);
+        let answer = check_answer(&key, count, health.is_live());
+        tokio::spawn(time::timeout(REQUEST_TIMEOUT, answer_one(stream, answer)));
+    }
+}
+
+/// Any request gets the same answer.
+async fn answer_one(mut stream: TcpStream, answer: String) {
+    let mut request: Vec<u8> = Vec::new();
+    let mut buffer = [0; 1024];
+    while !request.windows(4).any(|end| end == b"\r\n\r\n") && request.len() < 16 << 10 {
+        match stream.read(&mut buffer).await {
+            Ok(0) | Err(_) => return,
+            Ok(length) => request.extend(&buffer[..length]),
+        }
+    }
+    let _ = stream.write_all(answer.as_bytes()).await;
+    let _ = stream.shutdown().await;
+}
+
+fn check_answer(key: &ObjectKey, count: usize, healthy: bool) -> String {
+    let status = if count > 0 && healthy { "200 OK" } else { "503 Service Unavailable" };
+    let (namespace, name) = (&key.namespace, &key.name);
+    let body = format!(
+        "{{\n\t\"service\": {{\n\t\t\"namespace\": \"{namespace}\",\n\t\t\"name\": \"{name}\"\n\t}},\n\
+         \t\"localEndpoints\": {count},\n\t\"serviceProxyHealthy\": {healthy}\n}}"
+    );
+    format!(
+        "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nX-Content-Type-Options: nosniff\r\n\
+         X-Load-Balancing-Endpoint-Weight: {count}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn health_follows_what_was_written() {
+        let health = Health::default();
+        assert_eq!(health.page(true).0, 503, "nothing written yet");
+        health.note_queued(IpFamily::V4);
+        assert_eq!(health.page(true).0, 200, "a young change is no harm");
+        health.note_written(IpFamily::V4);
+        health.note_node(true);
+        assert_eq!((health.page(true).0, health.page(false).0), (503, 200), "the node leaves");
+        let body: Value = serde_json::from_str(&health.page(true).1).unwrap();
+        assert_eq!(body["nodeEligible"], json!(false));
+        assert_eq!(body["status"]["IPv4"]["healthy"], json!(true));
+    }
+
+    #[tokio::test]
+    async fn a_health_check_is_answered_while_it_is_wanted() {
+        let port = TcpListener::bind("[::]:0").await.unwrap().local_addr().unwrap().port();
+        let key = ObjectKey::new("ns", "web");
+        let checks = |local_endpoints| -> HealthChecks {
+            Arc::new([(key.clone(), HealthCheck { port, local_endpoints })].into())
+        };
+        let health = Arc::new(Health::default());
+        health.note_written(IpFamily::V4);
+        let (sender, receiver) = watch::channel(checks(2));
+        let server = tokio::spawn(serve_checks(receiver, health));
+        let ask = || async {
+            let mut stream = TcpStream::connect(("127.0.0.1", port)).await.ok()?;
+            stream.write_all(b"GET /any HTTP/1.1\r\nHost: x\r\n\r\n").await.ok()?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await.ok()?;
+            Some(answer)
+        };
+        let eventually = async |wanted: fn(&Option<String>) -> bool| {
+            for _ in 0..200 {
+                let answer = ask().await;
+                if wanted(&answer) {
+                    return;
+                }
+                time::sleep(Duration::from_millis(10)).await;
+            }
+            panic!("{:?}", ask().await);
+        };
+        eventually(|answer| {
+            answer.as_ref().is_some_and(|a| {
+                a.starts_with("HTTP/1.1 200") && a.contains("Endpoint-Weight: 2\r\n")
+            })
+        })
+        .await;
+        sender.send_replace(checks(0));
+        eventually(|answer| answer.as_ref().is_some_and(|a| a.starts_with("HTTP/1.1 503"))).await;
+        sender.send_replace(Arc::default());
+        eventually(Option::is_none).await;
+        server.abort();
+    }
+}

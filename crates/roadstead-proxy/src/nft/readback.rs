@@ -1,0 +1,213 @@
+//! What the kernel's table holds right now.
+//!
+//! A restarted proxy takes over what it finds, and one that is told of a foreign change looks what
+//! is left. Elements are compared as bytes; rules by the signature that we gave them.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use roadstead_forwarding::nft::model::{Class, Key, Program, TABLE, Transaction, Value, Way};
+use roadstead_forwarding::nft::names::SetName;
+use roadstead_forwarding::service::IpFamily;
+
+use super::encode::{data_bytes, key_bytes, signature};
+use super::expressions::family_number;
+use crate::netlink::{
+    Attributes, DUMP, Message, NetlinkError, SUBSYSTEM_NFTABLES, Socket, attribute, attributes,
+    request, text_of,
+};
+
+const GET_CHAIN: u16 = 4;
+const GET_RULE: u16 = 7;
+const GET_SET: u16 = 10;
+const GET_ELEMENTS: u16 = 13;
+const GET_GENERATION: u16 = 16;
+
+const IN_TABLE: u16 = 1;
+
+/// A table as it was found.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Found {
+    /// Every chain with the signatures of its rules.
+    chains: BTreeMap<String, Vec<Vec<u8>>>,
+    sets: BTreeSet<String>,
+    /// By set and key.
+    elements: HashMap<(SetName, Vec<u8>), Vec<u8>>,
+}
+
+/// The number of the last change that anybody made to nftables.
+pub(super) fn generation(socket: &mut Socket) -> Result<u32, NetlinkError> {
+    const ID: u16 = 1;
+    let answer = socket.ask(&request(SUBSYSTEM_NFTABLES, GET_GENERATION, 0, 0, |_| {}))?;
+    let id = answer.first().and_then(|message| attribute(&message.body, ID)?.try_into().ok());
+    Ok(id.map(u32::from_be_bytes).unwrap_or_default())
+}
+
+/// Reads our table; `None` if there is none.
+pub(super) fn read(socket: &mut Socket, family: IpFamily) -> Result<Option<Found>, NetlinkError> {
+    let mut found = Found::default();
+    for message in dump(socket, family, GET_CHAIN, |_| {})? {
+        const NAME: u16 = 3;
+        if let Some(name) = ours(&message).and_then(|()| attribute(&message.body, NAME)) {
+            found.chains.insert(text_of(name), Vec::new());
+        }
+    }
+    if found.chains.is_empty() {
+        return Ok(None);
+    }
+    for message in dump(socket, family, GET_RULE, |m| m.text(IN_TABLE, TABLE))? {
+        const CHAIN: u16 = 2;
+        const USER_DATA: u16 = 7;
+        let Some(chain) = attribute(&message.body, CHAIN) else { continue };
+        let note = attribute(&message.body, USER_DATA).unwrap_or_default();
+        found.chains.entry(text_of(chain)).or_default().push(note.to_vec());
+    }
+    for message in dump(socket, family, GET_SET, |m| m.text(IN_TABLE, TABLE))? {
+        const NAME: u16 = 2;
+        if let Some(name) = ours(&message).and_then(|()| attribute(&message.body, NAME)) {
+            found.sets.insert(text_of(name));
+        }
+    }
+    for set in SetName::ALL {
+        if found.sets.contains(set.name()) {
+            found.read_elements(socket, family, set)?;
+        }
+    }
+    Ok(Some(found))
+}
+
+fn dump(
+    socket: &mut Socket,
+    family: IpFamily,
+    kind: u16,
+    fill: impl FnOnce(&mut Attributes<'_>),
+) -> Result<Vec<Message>, NetlinkError> {
+    socket.ask(&request(SUBSYSTEM_NFTABLES, kind, DUMP, family_number(family), fill))
+}
+
+fn ours(message: &Message) -> Option<()> {
+    (text_of(attribute(&message.body, IN_TABLE)?) == TABLE).then_some(())
+}
+
+impl Found {
+    fn read_elements(
+        &mut self,
+        socket: &mut Socket,
+        family: IpFamily,
+        set: SetName,
+    ) -> Result<(), NetlinkError> {
+        const SET: u16 = 2;
+        const ELEMENTS: u16 = 3;
+        const KEY: u16 = 1;
+        const DATA: u16 = 2;
+        const KEY_END: u16 = 10;
+        const VALUE: u16 = 1;
+        let messages = dump(socket, family, GET_ELEMENTS, |message| {
+            message.text(IN_TABLE, TABLE);
+            message.text(SET, set.name());
+        })?;
+        for message in messages {
+            for (_, item) in attribute(&message.body, ELEMENTS).into_iter().flat_map(attributes) {
+                let value = |kind| attribute(attribute(item, kind)?, VALUE);
+                let mut key = value(KEY).unwrap_or_default().to_vec();
+                key.extend(value(KEY_END).unwrap_or_default());
+                let data = value(DATA).map(<[u8]>::to_vec);
+                self.elements
+                    .insert((set, key), data.or_else(|| verdict(item)).unwrap_or_default());
+            }
+        }
+        Ok(())
+    }
+
+    /// The classes that have chains.
+    pub(super) fn classes(&self) -> impl Iterator<Item = Class> + '_ {
+        let picks = [SetName::Picks, SetName::LocalPicks];
+        let keys = self.elements.keys().filter(move |(set, _)| picks.contains(set));
+        keys.filter_map(|(_, key)| class(u32::from_ne_bytes(key.get(..4)?.try_into().ok()?)))
+    }
+
+    /// The targets that it has in the slots of a program.
+    pub(super) fn slots(&self, program: &Program) -> BTreeMap<Key, Value> {
+        let slots = program.elements.iter().filter(|(_, v)| matches!(v, Value::Target(_)));
+        let found = slots.filter_map(|(key, _)| {
+            let data = self.elements.get(&(key.set(), bytes_of(key)))?;
+            Some((*key, Value::Target(target(data, program.family)?)))
+        });
+        found.collect()
+    }
+
+    /// Whether it has the chains and sets of a program, whatever the elements.
+    pub(super) fn has_structure(&self, program: &Program) -> bool {
+        let chains = program.chains.iter().map(|(name, chain)| {
+            let rules = chain.rules.iter();
+            (name.to_string(), rules.map(|rule| signature(program.family, rule).to_vec()).collect())
+        });
+        let fixed = SetName::ALL.iter().map(|set| set.name().to_owned());
+        let sets = fixed.chain(program.affinity.iter().map(ToString::to_string));
+        self.chains == chains.collect() && self.sets == sets.collect()
+    }
+
+    /// What must be done to have the elements of a program, and which keys to delete of those
+    /// that it does not know.
+    pub(super) fn missing(&self, program: &Program) -> (Transaction, Vec<(SetName, Vec<u8>)>) {
+        let mut transaction = Transaction::default();
+        let mut known: HashMap<(SetName, Vec<u8>), ()> = HashMap::new();
+        for (key, value) in &program.elements {
+            let place = (key.set(), bytes_of(key));
+            match self.elements.get(&place) {
+                Some(data) if *data == data_bytes(value) => {}
+                Some(_) => {
+                    transaction.delete.push(*key);
+                    transaction.add.push((*key, value.clone()));
+                }
+                None => transaction.add.push((*key, value.clone())),
+            }
+            known.insert(place, ());
+        }
+        let foreign = self.elements.keys().filter(|place| !known.contains_key(*place));
+        (transaction, foreign.cloned().collect())
+    }
+}
+
+/// A verdict in the form of [`data_bytes`]: the name of the chain.
+fn verdict(item: &[u8]) -> Option<Vec<u8>> {
+    const DATA: u16 = 2;
+    const VERDICT: u16 = 2;
+    const CHAIN: u16 = 2;
+    let chain = attribute(attribute(attribute(item, DATA)?, VERDICT)?, CHAIN)?;
+    Some(text_of(chain).into_bytes())
+}
+
+/// A key with the end of its range, as we keep them here.
+fn bytes_of(key: &Key) -> Vec<u8> {
+    let (first, last) = key_bytes(key);
+    let mut bytes = first.as_slice().to_vec();
+    if key.set().has_ranges() {
+        bytes.extend(last.as_slice());
+    }
+    bytes
+}
+
+fn class(number: u32) -> Option<Class> {
+    let ways = [
+        Way::Plain,
+        Way::External,
+        Way::Shortcut,
+        Way::Local,
+        Way::NodePortExternal,
+        Way::NodePortShortcut,
+        Way::NodePortLocal,
+    ];
+    let way = ways.into_iter().find(|way| u32::from(*way as u8) == number >> 16)?;
+    Some(Class { way, count: number & 0xffff })
+}
+
+fn target(data: &[u8], family: IpFamily) -> Option<SocketAddr> {
+    let (address, rest): (IpAddr, _) = match family {
+        IpFamily::V4 => (<[u8; 4]>::try_from(data.get(..4)?).ok()?.into(), &data[4..]),
+        IpFamily::V6 => {
+            (Ipv6Addr::from(<[u8; 16]>::try_from(data.get(..16)?).ok()?).into(), &data[16..])
+        }
+    };
+    Some((address, u16::from_be_bytes(rest.get(..2)?.try_into().ok()?)).into())
+}

@@ -3,10 +3,11 @@
 //! `tracker` follows Services and EndpointSlices, `select` picks the endpoints that may be used,
 //! `table` keeps the result and answers for any packet what may become of it: that answer is the
 //! reference. Each data plane then translates the table; `nft` for nftables, `iptables`
-//! for iptables. Nothing here touches the kernel, the network or the clock: `roadstead-proxy` does.
+//! for iptables, `ipvs` for IPVS. Nothing here touches the kernel, the network or the clock: `roadstead-proxy` does.
 
 pub mod conntrack;
 pub mod iptables;
+pub mod ipvs;
 pub mod nft;
 pub mod packet;
 pub mod select;

@@ -14,7 +14,7 @@ use crate::table::ForwardingTable;
 pub(crate) const MARK_MASQUERADE: &str = "KUBE-MARK-MASQ";
 /// Marks a packet for masquerading unless it comes from one of several pod networks. Upstream
 /// knows only one network, and needs no such chain.
-const MARK_OUTSIDE: &str = "KUBE-MARK-OUTSIDE";
+pub(crate) const MARK_OUTSIDE: &str = "KUBE-MARK-OUTSIDE";
 const SERVICES: &str = "KUBE-SERVICES";
 const NODE_PORTS: &str = "KUBE-NODEPORTS";
 const POSTROUTING: &str = "KUBE-POSTROUTING";
@@ -22,7 +22,7 @@ const EXTERNAL_SERVICES: &str = "KUBE-EXTERNAL-SERVICES";
 const FIREWALL: &str = "KUBE-PROXY-FIREWALL";
 const FORWARD: &str = "KUBE-FORWARD";
 /// Where Roadstead runs the pods, their way out of the cluster. Upstream leaves that to others.
-const EGRESS: &str = "KUBE-EGRESS";
+pub(crate) const EGRESS: &str = "KUBE-EGRESS";
 /// Empty, and gone when somebody has flushed the tables.
 pub const CANARY: &str = "KUBE-PROXY-CANARY";
 /// With more targets than this, rules for single endpoints have no comments.
@@ -168,22 +168,29 @@ fn loopback(family: IpFamily) -> IpNet {
 
 /// The chains that only depend on the surroundings.
 pub(super) fn fixed_chains(context: &Context<'_>) -> Chains {
+    let mut chains = mark_chains(context);
+    chains.insert((TableName::Nat, POSTROUTING.into()), postrouting(context));
+    let bit = context.surroundings.masquerade_mark;
+    chains.insert((TableName::Filter, FORWARD.into()), forward(bit));
+    chains
+}
+
+/// The canaries, and the chains that mark packets.
+pub(crate) fn mark_chains(context: &Context<'_>) -> Chains {
     let bit = context.surroundings.masquerade_mark;
     let mut chains: Chains =
         TableName::ALL.map(|table| ((table, CANARY.into()), Vec::new())).into();
-    let mut add = |table, name: &str, rules| chains.insert((table, name.into()), rules);
-    add(TableName::Nat, MARK_MASQUERADE, vec![Rule::new([], Verdict::Mark(bit))]);
+    let mut add = |name: &str, rules| chains.insert((TableName::Nat, name.into()), rules);
+    add(MARK_MASQUERADE, vec![Rule::new([], Verdict::Mark(bit))]);
     if context.networks().len() > 1 {
         let back = |net: &IpNet| Rule::new([Match::Source(*net, Sense::Is)], Verdict::Return);
         let mut rules: Vec<_> = context.networks().iter().map(back).collect();
         rules.push(Rule::new([], Verdict::Jump(MARK_MASQUERADE.into())));
-        add(TableName::Nat, MARK_OUTSIDE, rules);
+        add(MARK_OUTSIDE, rules);
     }
     if context.surroundings.masquerade_egress {
-        add(TableName::Nat, EGRESS, egress(context.networks()));
+        add(EGRESS, egress(context.networks()));
     }
-    add(TableName::Nat, POSTROUTING, postrouting(context));
-    add(TableName::Filter, FORWARD, forward(bit));
     chains
 }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::compile::{Context, fixed_chains, hooks, last_rules, shared_chains};
 use super::listing::Listing;
-use super::model::{ChainName, Hook, Rule, TableName};
+use super::model::{ChainName, Hook, Program, Rule, TableName};
 use super::names::is_per_service;
 use super::print;
 use super::service::{Shared, compile_port};
@@ -242,18 +242,28 @@ impl Layout {
 }
 
 /// Makes the jumps that are missing.
-pub(crate) fn write_hooks(
-    family: IpFamily,
-    hooks: &[Hook],
-    listing: &Listing,
-    restore: &mut Restore,
-) {
+fn write_hooks(family: IpFamily, hooks: &[Hook], listing: &Listing, restore: &mut Restore) {
     for hook in hooks {
         let text = print::rule(family, &hook.rule);
         if !listing.rules(hook.table, hook.from).contains(&text) {
             restore.insert(hook.table, hook.from, &text);
         }
     }
+}
+
+/// Makes the kernel hold a program of which it has `listing`; chains that are not in the program
+/// stay as they are.
+pub fn install(program: &Program, listing: &Listing) -> Restore {
+    let mut restore = Restore::default();
+    write_hooks(program.family, &program.hooks, listing, &mut restore);
+    for ((table, chain), rules) in &program.chains {
+        let rules = texts(program.family, rules);
+        let same = listing.chains.get(&(*table, chain.clone())) == Some(&rules);
+        if !same {
+            restore.write(*table, chain, &rules);
+        }
+    }
+    restore
 }
 
 /// Deletes everything of ours that a listing shows, and the jumps to it.
@@ -265,7 +275,7 @@ pub fn removal(listing: &Listing) -> Restore {
 }
 
 /// Deletes the chains that are ours, and the jumps to them from chains that are not.
-pub(crate) fn remove(listing: &Listing, is_ours: impl Fn(TableName, &str) -> bool) -> Restore {
+pub fn remove(listing: &Listing, is_ours: impl Fn(TableName, &str) -> bool) -> Restore {
     let mut restore = Restore::default();
     for ((table, chain), rules) in &listing.chains {
         if is_ours(*table, chain) {

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -134,6 +134,8 @@ pub enum Match {
     SeenWithin(ChainName, u32),
     /// Puts the client on this list.
     Remember(ChainName),
+    /// It goes through a virtual server of IPVS.
+    Virtual(IpAddr, Protocol, u16),
     /// The fields are in an ipset.
     InSet(String, Vec<Field>, Sense),
 }

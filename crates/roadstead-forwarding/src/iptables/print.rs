@@ -92,6 +92,11 @@ impl Words {
                 "-m recent --set --name {list} --mask {} --rsource",
                 all_ones(family)
             )),
+            Match::Virtual(address, protocol, port) => self.add(format_args!(
+                "-m ipvs --vproto {} --vaddr {} --vport {port}",
+                protocol.number(),
+                ipnet::IpNet::from(*address)
+            )),
             Match::InSet(set, fields, sense) => {
                 let word = |field: &Field| if *field == Field::Source { "src" } else { "dst" };
                 let fields: Vec<_> = fields.iter().map(word).collect();

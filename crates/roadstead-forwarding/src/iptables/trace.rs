@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use super::model::{
     ChainName, Field, Match, Program, Rule, Sense, TableName, TrackedState, Verdict,
 };
+use crate::ipvs::model::Server;
 use crate::packet::{Origin, Outcome, Packet};
 
 /// What a rule may ask that is not in the packet.
@@ -103,6 +104,7 @@ pub struct Walk<'a> {
     mark: u32,
     forwarded: bool,
     masqueraded: bool,
+    through: Option<Server>,
     draws: &'a mut Draws,
 }
 
@@ -114,7 +116,16 @@ impl<'a> Walk<'a> {
         packet: Packet,
         draws: &'a mut Draws,
     ) -> Self {
-        Self { program, world, packet, mark: 0, forwarded: false, masqueraded: false, draws }
+        Self {
+            program,
+            world,
+            packet,
+            mark: 0,
+            forwarded: false,
+            masqueraded: false,
+            through: None,
+            draws,
+        }
     }
 
     fn run(&mut self) -> Outcome {
@@ -130,7 +141,7 @@ impl<'a> Walk<'a> {
         }
         // What the node sends to itself comes in again by the loopback link.
         let hook = match self.packet.origin {
-            _ if self.world.node_addresses.contains(&self.packet.destination) => Some("INPUT"),
+            _ if self.is_for_this_node() => Some("INPUT"),
             Origin::Network(_) => Some("FORWARD"),
             Origin::Node => None,
         };
@@ -156,6 +167,16 @@ impl<'a> Walk<'a> {
         self.packet.destination = target.ip();
         self.packet.port = target.port();
         self.forwarded = true;
+    }
+
+    /// Notes that IPVS has taken the packet by one of its servers.
+    pub fn through(&mut self, server: Server) {
+        self.through = Some(server);
+    }
+
+    /// Whether the packet is for an address of this node.
+    pub fn is_for_this_node(&self) -> bool {
+        self.world.node_addresses.contains(&self.packet.destination)
     }
 
     /// Passes one of the kernel's chains: jumps into our chains, the last made first.
@@ -242,6 +263,10 @@ impl<'a> Walk<'a> {
             Match::Marked(bit, sense) => sensed(*sense, self.mark & bit != 0),
             Match::OneIn(count) => self.draws.wins(*count),
             Match::SeenWithin(list, _) => self.world.lists.contains(list),
+            Match::Virtual(address, protocol, port) => {
+                let (address, protocol, port) = (*address, *protocol, *port);
+                self.through == Some(Server { address, protocol, port })
+            }
             Match::InSet(set, fields, sense) => {
                 sensed(*sense, (self.world.in_set)(set, fields, &self.packet))
             }

@@ -1,0 +1,177 @@
+//! From the table to virtual servers, addresses and ipsets.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use super::model::{Entry, Program, Scheduler, Server, SetName, Settings};
+use super::rules;
+use crate::iptables::compile::Context;
+use crate::select::TrafficPolicy;
+use crate::service::{
+    Frontend, FrontendKind, Host, Place, Protocol, ServicePort, ServicePortName, Target,
+};
+use crate::surroundings::{NodePorts, Surroundings};
+use crate::table::ForwardingTable;
+
+/// Compiles the whole table.
+pub fn compile(table: &ForwardingTable, scheduler: Scheduler) -> Program {
+    let surroundings = table.surroundings();
+    let mut compiler = Compiler {
+        surroundings,
+        scheduler,
+        addresses: BTreeSet::new(),
+        servers: BTreeMap::new(),
+        sets: SetName::ALL.map(|set| (set, BTreeSet::new())).into(),
+        closed: BTreeSet::new(),
+    };
+    for (name, port) in table.iter() {
+        for (frontend, kind) in table.frontends_of(name) {
+            compiler.frontend(name, port, &frontend, kind);
+        }
+    }
+    let Compiler { addresses, servers, mut sets, closed, .. } = compiler;
+    sets.insert(SetName::VirtualAddresses, addresses.iter().copied().map(Entry::Address).collect());
+    let rules = rules::compile(table.family(), &Context::of(table), closed);
+    Program { family: table.family(), addresses, servers, sets, rules }
+}
+
+struct Compiler<'a> {
+    surroundings: &'a Surroundings,
+    scheduler: Scheduler,
+    addresses: BTreeSet<IpAddr>,
+    servers: BTreeMap<Server, (Settings, BTreeSet<std::net::SocketAddr>)>,
+    sets: BTreeMap<SetName, BTreeSet<Entry>>,
+    /// What the node itself must not call.
+    closed: BTreeSet<Server>,
+}
+
+impl Compiler<'_> {
+    fn frontend(
+        &mut self,
+        name: &ServicePortName,
+        port: &ServicePort,
+        frontend: &Frontend,
+        kind: FrontendKind,
+    ) {
+        let Frontend { host, protocol, port: number } = *frontend;
+        let hosts = match host {
+            Host::Address(address) => vec![address],
+            Host::Node => self.node_port_addresses(),
+        };
+        for address in hosts {
+            let server = Server { address, protocol, port: number };
+            self.server(server, name, port, kind);
+            if let Host::Address(_) = host {
+                self.address(server, port, kind);
+            } else if protocol == Protocol::Sctp {
+                let entry = Entry::AddressPort(address, protocol, number);
+                self.node_port_entry(port, protocol, entry);
+            }
+        }
+        if host == Host::Node && protocol != Protocol::Sctp {
+            self.node_port_entry(port, protocol, Entry::Port(number));
+        }
+    }
+
+    fn server(
+        &mut self,
+        server: Server,
+        name: &ServicePortName,
+        port: &ServicePort,
+        kind: FrontendKind,
+    ) {
+        let persistence =
+            port.affinity.map(|timeout| u32::try_from(timeout.as_secs()).unwrap_or(u32::MAX));
+        let settings = Settings { scheduler: self.scheduler, persistence };
+        let targets = destinations(port, kind);
+        for target in targets.iter().filter(|target| target.place == Place::Here) {
+            let Target { address, port, .. } = *target;
+            let entry = Entry::AddressPortAddress(address, name.protocol, port, address);
+            self.add(SetName::LoopBack, entry);
+        }
+        let sockets = targets.iter().map(Target::socket).collect();
+        self.servers.insert(server, (settings, sockets));
+    }
+
+    /// What else a virtual address needs than a server.
+    fn address(&mut self, server: Server, port: &ServicePort, kind: FrontendKind) {
+        let Server { address, protocol, port: number } = server;
+        // An address that some link of the node has already is taken in anyway.
+        if !self.surroundings.node_addresses.contains(&address) {
+            self.addresses.insert(address);
+        }
+        let local = port.external_policy == TrafficPolicy::Local;
+        let entry = Entry::AddressPort(address, protocol, number);
+        match kind {
+            FrontendKind::ClusterIp => self.add(SetName::ClusterIp, entry),
+            FrontendKind::ExternalIp if local => self.add(SetName::ExternalIpLocal, entry),
+            FrontendKind::ExternalIp => self.add(SetName::ExternalIp, entry),
+            FrontendKind::LoadBalancer => {
+                self.add(SetName::LoadBalancer, entry);
+                if local {
+                    self.add(SetName::LoadBalancerLocal, entry);
+                }
+                if !port.source_ranges.is_empty() && port.has_endpoints() {
+                    self.source_ranges(server, port, entry);
+                }
+            }
+            FrontendKind::NodePort => {}
+        }
+    }
+
+    fn source_ranges(&mut self, server: Server, port: &ServicePort, entry: Entry) {
+        let Server { address, protocol, port: number } = server;
+        self.add(SetName::LoadBalancerFirewall, entry);
+        for network in &port.source_ranges {
+            let entry = Entry::AddressPortNetwork(address, protocol, number, *network);
+            self.add(SetName::LoadBalancerSourceNetwork, entry);
+        }
+        let own = |node: IpAddr| port.source_ranges.iter().any(|range| range.contains(&node));
+        if self.surroundings.node_address.is_some_and(own) {
+            let entry = Entry::AddressPortAddress(address, protocol, number, address);
+            self.add(SetName::LoadBalancerSourceIp, entry);
+        } else {
+            self.closed.insert(server);
+        }
+    }
+
+    fn node_port_entry(&mut self, port: &ServicePort, protocol: Protocol, entry: Entry) {
+        let (all, local) = match protocol {
+            Protocol::Tcp => (SetName::NodePortTcp, SetName::NodePortLocalTcp),
+            Protocol::Udp => (SetName::NodePortUdp, SetName::NodePortLocalUdp),
+            Protocol::Sctp => (SetName::NodePortSctp, SetName::NodePortLocalSctp),
+        };
+        self.add(all, entry);
+        if port.external_policy == TrafficPolicy::Local {
+            self.add(local, entry);
+        }
+    }
+
+    fn node_port_addresses(&self) -> Vec<IpAddr> {
+        match &self.surroundings.node_ports {
+            // The kernel does not let loopback addresses leave the machine.
+            NodePorts::Every { .. } => {
+                let all = self.surroundings.node_addresses.iter();
+                all.filter(|address| !address.is_loopback()).copied().collect()
+            }
+            NodePorts::On(addresses) => addresses.iter().copied().collect(),
+        }
+    }
+
+    fn add(&mut self, set: SetName, entry: Entry) {
+        self.sets.entry(set).or_default().insert(entry);
+    }
+}
+
+/// The destinations of a server: it has only one list, whoever calls.
+///
+/// Without a local endpoint an external frontend takes them all, so that at least senders inside
+/// the cluster are served (upstream's pull request 97081).
+fn destinations(port: &ServicePort, kind: FrontendKind) -> &[Target] {
+    let targets = port.targets(port.policy(kind));
+    match kind {
+        FrontendKind::ClusterIp => targets,
+        _ if targets.is_empty() => &port.cluster,
+        _ => targets,
+    }
+}

@@ -1,0 +1,107 @@
+//! What must hold for every cluster: IPVS does what the table decides, but for the differences
+//! that are listed here and nowhere else.
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+
+use super::compile::compile;
+use super::model::{Scheduler, SetName};
+use super::trace::trace;
+use crate::packet::{Origin, Outcome, Packet, Reason};
+use crate::samples::{apply, edits, packets, surroundings};
+use crate::select::TrafficPolicy;
+use crate::service::{FrontendKind, IpFamily, Place, Target};
+use crate::table::ForwardingTable;
+
+/// What the table decides, but for what IPVS cannot do.
+fn expected(table: &ForwardingTable, packet: &Packet) -> BTreeSet<Outcome> {
+    let decision = table.explain(packet, None);
+    let owned = decision.owner.as_ref().map(|(name, kind)| (table.get(name).unwrap(), *kind));
+    match (decision.reason, owned) {
+        // An address that no Service has is on no link of ours.
+        (Reason::UnusedAddress, _) => [Outcome::Pass].into(),
+        // Virtual addresses of all kinds are on a link, so unused ports of all are refused.
+        (Reason::NoService, _) if is_virtual(table, packet) => [Outcome::Reject].into(),
+        // There is one list of destinations, and an empty one refuses.
+        (Reason::NoLocalEndpoints, Some((_, FrontendKind::ClusterIp))) => [Outcome::Reject].into(),
+        // The node has the virtual address as its source. If it insists on another one, the
+        // source ranges do not see it.
+        (Reason::SourceNotAllowed, Some((port, kind)))
+            if packet.origin == Origin::Node && packet.source != packet.destination =>
+        {
+            one_list(port, kind, packet)
+        }
+        // Likewise nothing but the sender's address is looked at where the node is not allowed.
+        (_, Some((port, kind)))
+            if kind != FrontendKind::ClusterIp
+                && port.external_policy == TrafficPolicy::Local
+                && port.has_endpoints()
+                && decision.reason != Reason::SourceNotAllowed =>
+        {
+            one_list(port, kind, packet)
+        }
+        _ => decision.outcomes,
+    }
+}
+
+/// Policy Local does not tell senders inside the cluster from others; without local endpoints it
+/// falls back to all.
+fn one_list(
+    port: &crate::service::ServicePort,
+    kind: FrontendKind,
+    packet: &Packet,
+) -> BTreeSet<Outcome> {
+    let local = port.targets(port.policy(kind));
+    let targets = if local.is_empty() { &port.cluster } else { local };
+    let masquerade = port.external_policy == TrafficPolicy::Cluster;
+    let outcome = |target: &Target| Outcome::Forward {
+        target: target.socket(),
+        masquerade: masquerade || (target.place == Place::Here && target.address == packet.source),
+    };
+    targets.iter().map(outcome).collect()
+}
+
+fn is_virtual(table: &ForwardingTable, packet: &Packet) -> bool {
+    let frontends = table.iter().flat_map(|(name, _)| table.frontends_of(name));
+    let mut addresses = frontends.map(|(frontend, _)| frontend.host);
+    addresses.any(|host| host == crate::service::Host::Address(packet.destination))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(150) })]
+
+    #[test]
+    fn ipvs_does_what_the_table_decides(
+        surroundings in surroundings(),
+        edits in proptest::collection::vec(edits(), 0..6),
+    ) {
+        let (family, surroundings) = surroundings;
+        let mut table = ForwardingTable::new(family, &surroundings);
+        for edit in &edits {
+            apply(&mut table, edit);
+        }
+        let program = compile(&table, Scheduler::RoundRobin);
+        for packet in packets(family) {
+            let found = trace(&program, &surroundings.node_addresses, &packet);
+            prop_assert_eq!(found, expected(&table, &packet), "{:?} in\n{}", packet, program);
+        }
+    }
+}
+
+#[test]
+fn names_fit_the_kernel() {
+    for family in [IpFamily::V4, IpFamily::V6] {
+        let names: BTreeSet<_> = SetName::ALL.map(|set| set.text(family)).into();
+        assert_eq!(names.len(), SetName::ALL.len(), "no two are the same");
+        assert!(names.iter().all(|name| name.len() <= 31));
+    }
+}
+
+#[test]
+fn schedulers_have_names() {
+    for name in ["rr", "wrr", "lc", "wlc", "lblc", "lblcr", "sed", "nq", "dh", "sh", "mh"] {
+        assert_eq!(Scheduler::parse(name).map(Scheduler::name), Some(name));
+    }
+    assert_eq!(Scheduler::parse("best"), None);
+}

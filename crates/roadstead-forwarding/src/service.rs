@@ -184,6 +184,8 @@ pub struct ServicePort {
     pub load_balancer_ips: Vec<IpAddr>,
     /// The node port, if there is one.
     pub node_port: Option<u16>,
+    /// Where load balancers ask for the health of this node, if they do.
+    pub health_check_port: Option<u16>,
     /// Where connections to the ClusterIPs may go.
     pub internal_policy: TrafficPolicy,
     /// Where connections to all other frontends may go.

@@ -132,6 +132,7 @@ impl Tracker {
                 external_ips: ours(&service.external_ips),
                 load_balancer_ips: ours(&service.load_balancer_ips),
                 node_port: port.node_port,
+                health_check_port: service.health_check_port,
                 internal_policy: service.internal,
                 external_policy: service.external,
                 source_ranges: ranges_of(&service.source_ranges, family),

@@ -1,14 +1,17 @@
 //! The addresses that this machine has.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::net::{IpAddr, Ipv6Addr};
 
 use ipnet::IpNet;
 use roadstead_forwarding::surroundings::NodePorts;
 
+use crate::ipvs::link;
 use crate::netlink::{DUMP, NetlinkError, Socket, attribute, request};
 
-/// All addresses on all interfaces, loopback included.
+/// All addresses on all interfaces, loopback included. Those that IPVS holds for Services are not
+/// the machine's own.
 pub fn own_addresses() -> Result<BTreeSet<IpAddr>, NetlinkError> {
     const GET_ADDRESS: u16 = 22;
     const ADDRESS: u16 = 1;
@@ -16,7 +19,12 @@ pub fn own_addresses() -> Result<BTreeSet<IpAddr>, NetlinkError> {
     const REST_OF_HEADER: usize = 4;
     let mut socket = Socket::open_route().map_err(NetlinkError::Socket)?;
     let messages = socket.ask(&request(0, GET_ADDRESS, DUMP, 0, |_| {}))?;
+    let virtual_link = link_number(link::NAME);
     let address = |body: &[u8]| -> Option<IpAddr> {
+        let number = u32::from_ne_bytes(body.get(..REST_OF_HEADER)?.try_into().ok()?);
+        if Some(number) == virtual_link {
+            return None;
+        }
         let attributes = body.get(REST_OF_HEADER..)?;
         // On a link between two machines, only the local one is ours.
         let octets = attribute(attributes, LOCAL).or_else(|| attribute(attributes, ADDRESS))?;
@@ -26,6 +34,10 @@ pub fn own_addresses() -> Result<BTreeSet<IpAddr>, NetlinkError> {
         }
     };
     Ok(messages.iter().filter_map(|message| address(&message.body)).collect())
+}
+
+fn link_number(name: &str) -> Option<u32> {
+    fs::read_to_string(format!("/sys/class/net/{name}/ifindex")).ok()?.trim().parse().ok()
 }
 
 /// What `nodePortAddresses` means on a machine with these addresses. Each entry is a network or

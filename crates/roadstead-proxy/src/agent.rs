@@ -6,10 +6,10 @@
 
 use std::collections::BTreeSet;
 use std::error::Error;
+use std::future;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
-use std::{future, io};
 
 use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt};
@@ -33,6 +33,7 @@ use tracing::{debug, info, warn};
 use crate::addresses::{node_ports, own_addresses};
 use crate::conntrack::Conntrack;
 use crate::health::{Health, HealthChecks};
+use crate::ipvs::IpvsOptions;
 use crate::metrics::Metrics;
 use crate::plane::{CommitError, Committed, Mode, Plane};
 
@@ -57,6 +58,11 @@ pub struct Config {
     pub surroundings: Surroundings,
     /// How the kernel is told. What another mode left behind is removed.
     pub mode: Mode,
+    /// What the operator wants of mode `ipvs`.
+    pub ipvs: IpvsOptions,
+    /// Whether mode `iptables` takes the place of `ipvs` on a kernel without IPVS; otherwise that
+    /// is an error.
+    pub ipvs_fallback: bool,
     /// The address families to serve. One that the kernel does not have is left out.
     pub families: Vec<IpFamily>,
     /// Shows what is in the kernel; subscribe to it before `run`.
@@ -82,6 +88,8 @@ impl Default for Config {
             zone: None,
             surroundings: Surroundings::default(),
             mode: Mode::default(),
+            ipvs: IpvsOptions::default(),
+            ipvs_fallback: true,
             families: vec![IpFamily::V4, IpFamily::V6],
             programmed: watch::Sender::default(),
             node_port_addresses: Vec::new(),
@@ -111,8 +119,13 @@ pub struct Programmed {
 #[derive(Debug, thiserror::Error)]
 pub enum ProxyError {
     /// There is no way to the kernel.
-    #[error("cannot open a netlink socket")]
-    Open(#[source] io::Error),
+    #[error("cannot use mode {mode}")]
+    Open {
+        /// The mode that was asked for.
+        mode: Mode,
+        /// Why.
+        source: CommitError,
+    },
     /// The rules could not be deleted.
     #[error("cannot delete the {family:?} rules")]
     Cleanup {
@@ -163,14 +176,14 @@ pub async fn run(
 
 /// Deletes everything that the proxy has written into the kernel, in whatever mode.
 pub fn cleanup() -> Result<(), ProxyError> {
-    Mode::ALL.into_iter().try_for_each(clean_mode)
+    Mode::ALL.into_iter().try_for_each(|mode| clean_mode(mode, None))
 }
 
-/// Deletes everything that a mode has written into the kernel.
-fn clean_mode(mode: Mode) -> Result<(), ProxyError> {
+/// Deletes everything that a mode has written into the kernel, but for what the one in use needs.
+fn clean_mode(mode: Mode, in_use: Option<Mode>) -> Result<(), ProxyError> {
     for family in [IpFamily::V4, IpFamily::V6] {
-        let mut plane = Plane::open(mode, family).map_err(ProxyError::Open)?;
-        match plane.remove() {
+        let opened = Plane::open(mode, family, IpvsOptions::default());
+        match opened.and_then(|mut plane| plane.remove(in_use)) {
             Err(error) if !error.is_missing_feature() => {
                 return Err(ProxyError::Cleanup { family, source: error });
             }
@@ -180,10 +193,28 @@ fn clean_mode(mode: Mode) -> Result<(), ProxyError> {
     Ok(())
 }
 
+/// The mode that was asked for, or iptables in place of IPVS where the kernel has none.
+pub fn usable_mode(config: &Config) -> Result<Mode, ProxyError> {
+    let mode = config.mode;
+    if mode != Mode::Ipvs {
+        return Ok(mode);
+    }
+    let probe = config.families.first().map(|family| Plane::open(mode, *family, config.ipvs));
+    match probe {
+        Some(Err(error)) if config.ipvs_fallback && error.is_missing_feature() => {
+            warn!(%error, "falling back to mode iptables");
+            Ok(Mode::Iptables)
+        }
+        Some(Err(source)) => Err(ProxyError::Open { mode, source }),
+        _ => Ok(mode),
+    }
+}
+
 /// The state behind the loop, and all there is to test without a cluster.
 #[derive(Debug)]
 pub struct Agent {
     mode: Mode,
+    ipvs: IpvsOptions,
     tracker: Tracker,
     families: Vec<FamilyPlane>,
     programmed: watch::Sender<Programmed>,
@@ -213,17 +244,20 @@ struct FamilyPlane {
 impl Agent {
     /// Opens the way to the kernel, and knows nothing yet.
     pub fn new(config: Config) -> Result<Self, ProxyError> {
+        let mode = usable_mode(&config)?;
         let mut surroundings = config.surroundings;
         if surroundings.node_addresses.is_empty() {
             surroundings.node_addresses = own_addresses().unwrap_or_default();
         }
         let family = |family: &IpFamily| {
             let table = ForwardingTable::new(*family, &surroundings);
-            let plane = Plane::open(config.mode, *family).map_err(ProxyError::Open)?;
+            let plane = Plane::open(mode, *family, config.ipvs)
+                .map_err(|source| ProxyError::Open { mode, source })?;
             Ok(FamilyPlane { table, plane, proven: false })
         };
         Ok(Self {
-            mode: config.mode,
+            mode,
+            ipvs: config.ipvs,
             families: config.families.iter().map(family).collect::<Result<_, _>>()?,
             tracker: Tracker::new(NodeView { name: config.node_name.clone(), zone: config.zone }),
             programmed: config.programmed,
@@ -240,6 +274,11 @@ impl Agent {
             health: config.health,
             health_checks: config.health_checks,
         })
+    }
+
+    /// The mode that is really used.
+    pub fn mode(&self) -> Mode {
+        self.mode
     }
 
     /// Takes in a change of our Node.
@@ -285,7 +324,7 @@ impl Agent {
         for half in &mut self.families {
             if half.table.surround(&self.surroundings) {
                 // What was written before has to be looked at as a whole.
-                match Plane::open(self.mode, half.table.family()) {
+                match Plane::open(self.mode, half.table.family(), self.ipvs) {
                     Ok(plane) => half.plane = plane,
                     Err(error) => warn!(%error, "cannot open the way to the kernel again"),
                 }

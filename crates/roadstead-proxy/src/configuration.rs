@@ -6,8 +6,10 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use ipnet::IpNet;
+use roadstead_forwarding::ipvs::model::{Scheduler, Timeouts};
 use serde_json::Value;
 
+use crate::ipvs::IpvsOptions;
 use crate::plane::Mode;
 
 /// What we take from the configuration.
@@ -15,6 +17,8 @@ use crate::plane::Mode;
 pub struct Configuration {
     /// How to carry traffic.
     pub mode: Mode,
+    /// What mode `ipvs` is to do.
+    pub ipvs: IpvsOptions,
     /// The networks of the cluster's pods.
     pub cluster_networks: Vec<IpNet>,
     /// How pods are recognised.
@@ -52,6 +56,7 @@ impl Default for Configuration {
     fn default() -> Self {
         Self {
             mode: Mode::default(),
+            ipvs: IpvsOptions::default(),
             cluster_networks: Vec::new(),
             detect_local: DetectLocalMode::ClusterCidr,
             masquerade_all: false,
@@ -139,6 +144,7 @@ impl Configuration {
         config.metrics = bind(&value["metricsBindAddress"], config.metrics, &mut notes);
         config.node_name = text(&value["hostnameOverride"]);
         config.sysctls = sysctls(&value["conntrack"]);
+        config.ipvs = ipvs(&value["ipvs"], &mut notes);
         (config, notes)
     }
 }
@@ -197,6 +203,27 @@ fn sysctls(conntrack: &Value) -> Vec<(&'static str, String)> {
         wanted.push(("net/netfilter/nf_conntrack_tcp_be_liberal", "1".into()));
     }
     wanted
+}
+
+/// The block `ipvs`.
+fn ipvs(block: &Value, notes: &mut Vec<String>) -> IpvsOptions {
+    let timeout = |key: &str| block[key].as_str().and_then(duration).unwrap_or_default();
+    let mut scheduler = Scheduler::default();
+    if let Some(name) = block["scheduler"].as_str().filter(|name| !name.is_empty()) {
+        match Scheduler::parse(name) {
+            Some(known) => scheduler = known,
+            None => notes.push(format!("unknown ipvs scheduler {name}")),
+        }
+    }
+    IpvsOptions {
+        scheduler,
+        timeouts: Timeouts {
+            tcp: timeout("tcpTimeout"),
+            tcp_fin: timeout("tcpFinTimeout"),
+            udp: timeout("udpTimeout"),
+        },
+        strict_arp: block["strictARP"].as_bool().unwrap_or(false),
+    }
 }
 
 /// A duration such as `1h30m0s`.
@@ -281,6 +308,19 @@ logging: {level: 4}
             assert_eq!(Configuration::parse(text).unwrap().1.join(" "), want, "{text}");
         }
         assert!(Configuration::parse("{ not yaml").is_err());
+    }
+
+    #[test]
+    fn the_block_of_ipvs() {
+        let text = "mode: ipvs\nipvs: {scheduler: lc, strictARP: true, tcpTimeout: 15m0s}";
+        let (config, notes) = Configuration::parse(text).unwrap();
+        assert_eq!((config.mode, notes.len()), (Mode::Ipvs, 0));
+        let timeouts = Timeouts { tcp: Duration::from_secs(900), ..Timeouts::default() };
+        let wanted =
+            IpvsOptions { scheduler: Scheduler::LeastConnection, timeouts, strict_arp: true };
+        assert_eq!(config.ipvs, wanted);
+        let (_, notes) = Configuration::parse("ipvs: {scheduler: best}").unwrap();
+        assert_eq!(notes, ["unknown ipvs scheduler best"]);
     }
 
     #[test]

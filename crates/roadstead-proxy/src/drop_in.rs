@@ -8,8 +8,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Client;
 use roadstead_forwarding::surroundings::{DetectLocal, Surroundings};
+use roadstead_watch::events::{Recorder, Severity};
 use roadstead_watch::status::{Page, serve};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -43,6 +46,7 @@ pub fn agent_config(configuration: &Configuration, node_name: &str) -> Config {
     Config {
         node_name: node_name.to_owned(),
         mode: configuration.mode,
+        ipvs: configuration.ipvs,
         surroundings: Surroundings {
             detect_local,
             masquerade_all: configuration.masquerade_all,
@@ -72,13 +76,18 @@ pub struct Around {
 /// Runs the agent and everything around it until `stop`.
 pub async fn run(
     client: Client,
-    config: Config,
+    mut config: Config,
     around: Around,
     stop: CancellationToken,
 ) -> Result<(), ProxyError> {
+    let mode = agent::usable_mode(&config)?;
+    if mode != config.mode {
+        tell_of_fallback(&client, config.mode, mode).await;
+        config.mode = mode;
+    }
     sysctl::apply([("net/ipv4/ip_forward", "1")]);
     sysctl::apply(around.sysctls.iter().map(|(name, value)| (*name, value.as_str())));
-    let (health, metrics, mode) = (config.health.clone(), config.metrics.clone(), config.mode);
+    let (health, metrics) = (config.health.clone(), config.metrics.clone());
     let checks = serve_checks(config.health_checks.subscribe(), health.clone());
     let publish = around.publish.map(|pause| {
         let programmed = config.programmed.subscribe();
@@ -104,6 +113,19 @@ pub async fn run(
         outcome = agent::run(client, config, stop) => outcome,
         () = async { tokio::join!(checks, publish, health_pages, metrics_pages); } => Ok(()),
     }
+}
+
+/// Says, where people look for it, that another mode runs than was asked for.
+async fn tell_of_fallback(client: &Client, asked: Mode, used: Mode) {
+    let metadata = ObjectMeta {
+        namespace: Some("kube-system".into()),
+        name: Some("kube-proxy".into()),
+        ..ObjectMeta::default()
+    };
+    let about = ConfigMap { metadata, ..ConfigMap::default() };
+    let message = format!("the kernel lacks what mode {asked} needs: using mode {used} instead");
+    let recorder = Recorder::new(client.clone(), "kube-proxy");
+    recorder.tell(&about, Severity::Warning, "ProxyModeFallback", &message).await;
 }
 
 fn health_page(path: &str, health: &Arc<Health>, metrics: &Metrics) -> Option<Page> {

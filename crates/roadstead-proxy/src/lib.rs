@@ -2,8 +2,9 @@
 //!
 //! The agent follows Services and EndpointSlices, `roadstead-forwarding` decides, and the writers
 //! here carry it out: `nft` over a netlink socket, one atomic batch per burst of changes, and
-//! `iptables` by running `iptables-restore`. Nothing is written before everything is known, and
-//! after a failure the last good state stays.
+//! `iptables` by running `iptables-restore`, `ipvs` over netlink again; `plane` is what the agent
+//! sees of them. Nothing is written before everything is known, and after a failure the last good
+//! state stays.
 
 pub mod addresses;
 pub mod agent;
@@ -12,6 +13,7 @@ pub mod conntrack;
 pub mod drop_in;
 pub mod health;
 pub mod iptables;
+pub mod ipvs;
 pub mod lease;
 pub mod metrics;
 pub mod netlink;

@@ -131,7 +131,12 @@ pub struct Attributes<'a> {
 /// Marks an attribute that consists of attributes.
 const NESTED: u16 = 0x8000;
 
-impl Attributes<'_> {
+impl<'a> Attributes<'a> {
+    /// Appends to a message that somebody else has begun.
+    pub(crate) fn new(bytes: &'a mut Vec<u8>) -> Self {
+        Self { bytes }
+    }
+
     /// Appends raw bytes.
     pub fn put(&mut self, kind: u16, value: &[u8]) {
         let length = u16::try_from(4 + value.len()).expect("attributes are short");

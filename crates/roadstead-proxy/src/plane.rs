@@ -7,12 +7,15 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use roadstead_forwarding::iptables::diff::Kept;
+use roadstead_forwarding::ipvs::rules;
 use roadstead_forwarding::service::{IpFamily, ServicePortName};
 use roadstead_forwarding::table::ForwardingTable;
 use rustix::io::Errno;
 
 use crate::iptables::IptablesPlane;
 use crate::iptables::command::IptablesError;
+use crate::ipvs::{IpvsError, IpvsOptions, IpvsPlane};
 use crate::netlink::NetlinkError;
 use crate::nft::NftPlane;
 
@@ -24,11 +27,13 @@ pub enum Mode {
     Nftables,
     /// The rules that kube-proxy writes in its iptables mode.
     Iptables,
+    /// The kernel's own load balancer, as in kube-proxy's ipvs mode.
+    Ipvs,
 }
 
 impl Mode {
     /// All of them.
-    pub const ALL: [Mode; 2] = [Mode::Nftables, Mode::Iptables];
+    pub const ALL: [Mode; 3] = [Mode::Nftables, Mode::Iptables, Mode::Ipvs];
 }
 
 impl fmt::Display for Mode {
@@ -36,6 +41,7 @@ impl fmt::Display for Mode {
         f.write_str(match self {
             Mode::Nftables => "nftables",
             Mode::Iptables => "iptables",
+            Mode::Ipvs => "ipvs",
         })
     }
 }
@@ -66,23 +72,37 @@ pub enum CommitError {
     /// iptables did not.
     #[error(transparent)]
     Iptables(#[from] IptablesError),
+    /// IPVS did not.
+    #[error(transparent)]
+    Ipvs(#[from] IpvsError),
 }
 
 impl CommitError {
     /// Whether the kernel or the machine lacks what the address family or data plane needs.
     pub fn is_missing_feature(&self) -> bool {
-        let missing = [Errno::AFNOSUPPORT, Errno::OPNOTSUPP, Errno::NOENT];
         match self {
-            CommitError::Nftables(NetlinkError::Refused { source, .. }) => {
-                missing.iter().any(|errno| source.raw_os_error() == Some(errno.raw_os_error()))
-            }
+            CommitError::Nftables(NetlinkError::Refused { source, .. }) => is_missing(source),
             CommitError::Nftables(_) => false,
-            CommitError::Iptables(IptablesError::Run { source, .. }) => {
-                source.kind() == io::ErrorKind::NotFound
+            CommitError::Iptables(error) | CommitError::Ipvs(IpvsError::Rules(error)) => {
+                lacks_iptables(error)
             }
-            CommitError::Iptables(IptablesError::Refused { message, .. }) => {
-                message.contains("does not exist") || message.contains("not supported")
-            }
+            CommitError::Ipvs(IpvsError::Missing(_)) => true,
+            CommitError::Ipvs(IpvsError::Refused { source, .. }) => is_missing(source),
+        }
+    }
+}
+
+/// What the kernel says when something is not built in.
+fn is_missing(error: &io::Error) -> bool {
+    let missing = [Errno::AFNOSUPPORT, Errno::OPNOTSUPP, Errno::NOENT, Errno::PROTONOSUPPORT];
+    missing.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+}
+
+fn lacks_iptables(error: &IptablesError) -> bool {
+    match error {
+        IptablesError::Run { source, .. } => source.kind() == io::ErrorKind::NotFound,
+        IptablesError::Refused { message, .. } => {
+            message.contains("does not exist") || message.contains("not supported")
         }
     }
 }
@@ -97,14 +117,20 @@ pub enum Plane {
     Nftables(NftPlane, IpFamily),
     /// Through iptables.
     Iptables(IptablesPlane),
+    /// Through IPVS.
+    Ipvs(Box<IpvsPlane>),
 }
 
 impl Plane {
     /// Opens the way to the kernel, without touching anything yet.
-    pub fn open(mode: Mode, family: IpFamily) -> io::Result<Self> {
+    pub fn open(mode: Mode, family: IpFamily, ipvs: IpvsOptions) -> Result<Self, CommitError> {
         Ok(match mode {
-            Mode::Nftables => Plane::Nftables(NftPlane::open()?, family),
+            Mode::Nftables => {
+                let plane = NftPlane::open().map_err(NetlinkError::Socket)?;
+                Plane::Nftables(plane, family)
+            }
             Mode::Iptables => Plane::Iptables(IptablesPlane::open(family)),
+            Mode::Ipvs => Plane::Ipvs(Box::new(IpvsPlane::open(family, ipvs)?)),
         })
     }
 
@@ -118,6 +144,7 @@ impl Plane {
         Ok(match self {
             Plane::Nftables(plane, _) => plane.commit(table, changed)?,
             Plane::Iptables(plane) => plane.commit(table, changed)?,
+            Plane::Ipvs(plane) => plane.commit(table)?,
         })
     }
 
@@ -127,6 +154,7 @@ impl Plane {
             Plane::Nftables(plane, _) => plane.needs_everything(),
             // It waits for another process, and perhaps for a lock.
             Plane::Iptables(_) => true,
+            Plane::Ipvs(plane) => plane.needs_everything(),
         }
     }
 
@@ -136,6 +164,7 @@ impl Plane {
         Ok(match self {
             Plane::Nftables(plane, family) => plane.check(*family)?,
             Plane::Iptables(plane) => plane.check()?,
+            Plane::Ipvs(plane) => plane.check()?,
         })
     }
 
@@ -143,15 +172,22 @@ impl Plane {
     pub fn check_period(&self) -> Duration {
         match self {
             Plane::Nftables(..) => Duration::from_millis(250),
-            Plane::Iptables(_) => Duration::from_secs(5),
+            Plane::Iptables(_) | Plane::Ipvs(_) => Duration::from_secs(5),
         }
     }
 
-    /// Deletes everything of ours, if there is anything.
-    pub fn remove(&mut self) -> Result<(), CommitError> {
+    /// Deletes everything of ours, if there is anything, but for what another mode needs: iptables
+    /// and IPVS share some chains.
+    pub fn remove(&mut self, in_use: Option<Mode>) -> Result<(), CommitError> {
+        let kept = match in_use {
+            Some(Mode::Iptables) => Kept::ours(),
+            Some(Mode::Ipvs) => rules::kept(),
+            Some(Mode::Nftables) | None => Kept::nothing(),
+        };
         match self {
             Plane::Nftables(plane, family) => plane.remove(*family)?,
-            Plane::Iptables(plane) => plane.remove()?,
+            Plane::Iptables(plane) => plane.remove(&kept)?,
+            Plane::Ipvs(plane) => plane.remove(&kept)?,
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use roadstead_api::key::ObjectKey;
 use roadstead_forwarding::iptables::compile::compile;
-use roadstead_forwarding::iptables::diff::Layout;
+use roadstead_forwarding::iptables::diff::{Kept, Layout};
 use roadstead_forwarding::iptables::listing::Listing;
 use roadstead_forwarding::select::TrafficPolicy;
 use roadstead_forwarding::service::{
@@ -76,6 +76,7 @@ fn table(family: IpFamily) -> ForwardingTable {
     let balanced = with(&|port| {
         port.port = 83;
         port.node_port = Some(30083);
+        port.health_check_port = Some(31083);
         port.load_balancer_ips = vec![other.parse().unwrap()];
         port.source_ranges = vec![range.parse().unwrap()];
         port.external_policy = TrafficPolicy::Local;
@@ -137,7 +138,7 @@ fn the_listing_is_what_was_compiled() {
             let again = IptablesPlane::open(family).commit(&table, Default::default()).unwrap();
             assert_eq!(again.operations, 0, "{programs}");
 
-            plane.remove().unwrap();
+            plane.remove(&Kept::nothing()).unwrap();
             let left = run(&format!("{programs}-save | grep KUBE | grep -v HINT; true"));
             assert_eq!(left, "", "{programs}");
             run(&format!("{programs} -t mangle -X KUBE-IPTABLES-HINT"));
@@ -183,7 +184,7 @@ fn somebody_elses_rules_stay_and_ours_come_back() {
             plane.commit(&table, Default::default()).unwrap();
             assert_eq!(listed("iptables-nft"), whole, "{flush} must be healed");
         }
-        plane.remove().unwrap();
+        plane.remove(&Kept::nothing()).unwrap();
         assert_eq!(run("iptables-nft -S INPUT | tail -1"), "-A INPUT -s 10.99.0.0/16 -j DROP");
     });
 }

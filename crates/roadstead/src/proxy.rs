@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use clap::Parser;
+use clap::{ArgAction, Parser};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Api, Client};
+use roadstead_proxy::agent::Config;
 use roadstead_proxy::configuration::Configuration;
 use roadstead_proxy::drop_in::{self, Around, agent_config};
 use roadstead_proxy::plane::Mode;
@@ -30,6 +31,9 @@ pub struct Args {
     /// How to carry traffic, whatever the configuration says.
     #[arg(long, value_name = "MODE")]
     proxy_mode: Option<Mode>,
+    /// Whether mode iptables takes the place of ipvs where the kernel has no IPVS.
+    #[arg(long, default_value_t = true, action = ArgAction::Set, value_name = "BOOL")]
+    ipvs_fallback: bool,
     /// The name of this node.
     #[arg(long, value_name = "NAME")]
     hostname_override: Option<String>,
@@ -70,7 +74,8 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         publish: (!args.no_lease).then_some(Duration::from_secs(1)),
         sysctls: configuration.sysctls.clone(),
     };
-    let config = agent_config(&configuration, &node_name);
+    let config =
+        Config { ipvs_fallback: args.ipvs_fallback, ..agent_config(&configuration, &node_name) };
     drop_in::run(client, config, around, crate::cli::interrupted()).await?;
     Ok(())
 }

@@ -3,7 +3,8 @@
 use std::io::{self, Write};
 
 use clap::Parser;
-use roadstead_forwarding::{iptables, nft};
+use roadstead_forwarding::ipvs::model::Scheduler;
+use roadstead_forwarding::{iptables, ipvs, nft};
 use roadstead_proxy::plane::Mode;
 
 use crate::world::Source;
@@ -27,6 +28,9 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
             Mode::Iptables => {
                 let nothing = iptables::listing::Listing::default();
                 write!(out, "{}", iptables::diff::Layout::adopt(&table, &nothing).1)?;
+            }
+            Mode::Ipvs => {
+                write!(out, "{}", ipvs::compile::compile(&table, Scheduler::default()))?;
             }
         }
     }

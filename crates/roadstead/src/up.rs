@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use clap::{Parser, ValueEnum};
+use clap::{ArgAction, Parser};
 use ipnet::Ipv4Net;
 use jiff::Timestamp;
 use kube::Client;
 use roadstead_forwarding::surroundings::{DetectLocal, Surroundings};
 use roadstead_plan::alloc;
 use roadstead_proxy::drop_in;
+use roadstead_proxy::plane::Mode;
 use roadstead_server::api::User;
 use roadstead_server::identity::Authority;
 use roadstead_server::local::Local;
@@ -49,8 +50,11 @@ pub struct Args {
     #[arg(long, value_name = "CIDR", default_value = "10.244.0.0/16")]
     cluster_cidr: Ipv4Net,
     /// How the kernel is told to balance connections.
-    #[arg(long, value_enum, default_value = "nftables")]
-    proxy_mode: ProxyMode,
+    #[arg(long, default_value_t = Mode::default(), value_name = "nftables|iptables|ipvs")]
+    proxy_mode: Mode,
+    /// Whether mode iptables takes the place of ipvs where the kernel has no IPVS.
+    #[arg(long, default_value_t = true, action = ArgAction::Set, value_name = "BOOL")]
+    ipvs_fallback: bool,
     /// The address of the cluster's DNS [default: the tenth of the service range].
     #[arg(long, value_name = "IP")]
     dns_ip: Option<Ipv4Addr>,
@@ -62,12 +66,6 @@ pub struct Args {
     bridge: String,
     #[command(flatten)]
     audit: apiserver::AuditArgs,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum ProxyMode {
-    /// Verdict maps, written over netlink.
-    Nftables,
 }
 
 /// What `up` has worked out from its arguments and the machine.
@@ -125,10 +123,11 @@ impl Plan {
     }
 
     fn proxy(&self) -> roadstead_proxy::agent::Config {
-        let ProxyMode::Nftables = self.args.proxy_mode;
         let detect_local = DetectLocal::Networks(vec![self.args.cluster_cidr.into()]);
         roadstead_proxy::agent::Config {
             node_name: self.node_name.clone(),
+            mode: self.args.proxy_mode,
+            ipvs_fallback: self.args.ipvs_fallback,
             surroundings: Surroundings {
                 detect_local,
                 service_networks: vec![self.args.service_cidr.into()],

@@ -111,12 +111,7 @@ impl Layout {
     pub fn adopt(table: &ForwardingTable, listing: &Listing) -> (Self, Restore) {
         let mut restore = Restore::default();
         write_hooks(table.family(), &hooks(), listing, &mut restore);
-        let ours: BTreeSet<_> = shared_chains().collect();
-        let is_ours = |(table, chain): &(TableName, ChainName)| {
-            ours.contains(&(*table, &**chain))
-                || (*table == TableName::Nat && is_per_service(chain))
-        };
-        let chains = listing.chains.iter().filter(|(key, _)| is_ours(key));
+        let chains = listing.chains.iter().filter(|((table, chain), _)| is_ours(*table, chain));
         let mut layout = Self {
             family: table.family(),
             surroundings: table.surroundings().clone(),
@@ -266,25 +261,62 @@ pub fn install(program: &Program, listing: &Listing) -> Restore {
     restore
 }
 
+/// What a removal leaves alone, because another mode uses it.
+pub struct Kept {
+    /// Whether a chain stays.
+    pub is_kept: fn(TableName, &str) -> bool,
+    /// The jumps that stay.
+    pub hooks: Vec<Hook>,
+}
+
+impl Kept {
+    /// Nothing stays.
+    pub fn nothing() -> Self {
+        Self { is_kept: |_, _| false, hooks: Vec::new() }
+    }
+
+    /// All that this mode uses stays.
+    pub fn ours() -> Self {
+        Self { is_kept: is_ours, hooks: hooks() }
+    }
+}
+
 /// Deletes everything of ours that a listing shows, and the jumps to it.
-pub fn removal(listing: &Listing) -> Restore {
-    let shared: BTreeSet<_> = shared_chains().collect();
-    remove(listing, |table, chain| {
-        shared.contains(&(table, chain)) || (table == TableName::Nat && is_per_service(chain))
-    })
+pub fn removal(family: IpFamily, listing: &Listing, kept: &Kept) -> Restore {
+    remove(family, listing, is_ours, kept)
+}
+
+/// Whether a chain belongs to this mode.
+fn is_ours(table: TableName, chain: &str) -> bool {
+    shared_chains().any(|shared| shared == (table, chain))
+        || (table == TableName::Nat && is_per_service(chain))
 }
 
 /// Deletes the chains that are ours, and the jumps to them from chains that are not.
-pub fn remove(listing: &Listing, is_ours: impl Fn(TableName, &str) -> bool) -> Restore {
+pub fn remove(
+    family: IpFamily,
+    listing: &Listing,
+    is_ours: impl Fn(TableName, &str) -> bool,
+    kept: &Kept,
+) -> Restore {
     let mut restore = Restore::default();
+    let stays: BTreeSet<_> = kept
+        .hooks
+        .iter()
+        .map(|hook| (hook.table, hook.from, print::rule(family, &hook.rule)))
+        .collect();
     for ((table, chain), rules) in &listing.chains {
+        if (kept.is_kept)(*table, chain) {
+            continue;
+        }
         if is_ours(*table, chain) {
             restore.delete(*table, chain);
             continue;
         }
         for rule in rules {
             let target = rule.rsplit_once("-j ").map(|(_, target)| target.trim());
-            if target.is_some_and(|target| is_ours(*table, target)) {
+            let stays = stays.iter().any(|(t, c, r)| (*t, *c, r) == (*table, &**chain, rule));
+            if target.is_some_and(|target| is_ours(*table, target)) && !stays {
                 restore.withdraw(*table, chain, rule);
             }
         }

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use proptest::prelude::*;
 
 use super::compile::compile;
-use super::diff::{Layout, carry_out, removal, untouched};
+use super::diff::{Kept, Layout, carry_out, removal, untouched};
 use super::listing::Listing;
 use super::model::{ChainName, TableName};
 use super::names::endpoint_chain;
@@ -138,7 +138,7 @@ proptest! {
         }
         let (_, again) = Layout::adopt(&table, &kernel);
         prop_assert!(again.is_empty(), "a restart changes nothing: {}", again);
-        let everything = removal(&kernel);
+        let everything = removal(family, &kernel, &Kept::nothing());
         carry_out(&mut kernel, &everything).unwrap();
         prop_assert_eq!(kernel, untouched());
     }

@@ -14,7 +14,7 @@ use super::model::{ChainName, Match, Rule, Sense, Verdict};
 use super::names::{Purpose, display, endpoint_chain, service_chain};
 use crate::select::TrafficPolicy;
 use crate::service::{
-    Frontend, FrontendKind, Handling, Host, ServicePort, ServicePortName, Target,
+    Frontend, FrontendKind, Handling, Host, Protocol, ServicePort, ServicePortName, Target,
 };
 
 /// The chains that all service ports share.
@@ -59,6 +59,9 @@ pub fn compile_port(
     in_order.sort_by_key(|(frontend, kind)| (*kind, *frontend));
     for (frontend, kind) in in_order {
         compiler.frontend(&frontend, kind);
+    }
+    if let Some(number) = port.health_check_port {
+        compiler.health_check(number);
     }
     if port.has_endpoints() {
         compiler.policies(frontends);
@@ -120,6 +123,14 @@ impl Compiler<'_> {
             matches.insert(1, Match::DestinationLocal);
         }
         self.rules.shared.push((shared, Rule::new(matches, verdict)));
+    }
+
+    /// Lets load balancers ask for the node's health, whatever other rules say.
+    fn health_check(&mut self, number: u16) {
+        let comment = Match::Comment(format!("{} health check node port", self.title));
+        let tcp = Protocol::Tcp;
+        let matches = [comment, Match::Protocol(tcp), Match::Port(tcp, number)];
+        self.rules.shared.push((Shared::HealthChecks, Rule::new(matches, Verdict::Accept)));
     }
 
     /// The chain that a kind of frontends leads to.

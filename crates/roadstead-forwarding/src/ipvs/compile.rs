@@ -25,6 +25,9 @@ pub fn compile(table: &ForwardingTable, scheduler: Scheduler) -> Program {
         closed: BTreeSet::new(),
     };
     for (name, port) in table.iter() {
+        if let Some(number) = port.health_check_port {
+            compiler.add(SetName::HealthCheckNodePort, Entry::Port(number));
+        }
         for (frontend, kind) in table.frontends_of(name) {
             compiler.frontend(name, port, &frontend, kind);
         }

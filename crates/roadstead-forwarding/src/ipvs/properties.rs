@@ -105,3 +105,44 @@ fn schedulers_have_names() {
     }
     assert_eq!(Scheduler::parse("best"), None);
 }
+
+#[test]
+fn switching_between_ipvs_and_iptables_leaves_nothing_behind() {
+    use super::rules;
+    use crate::iptables::diff::{self, Kept, Layout, carry_out, install, untouched};
+    let family = IpFamily::V4;
+    let mut table = ForwardingTable::new(family, &Default::default());
+    apply(&mut table, &crate::samples::Edit::simple(1, 3));
+    let by_ipvs = compile(&table, Scheduler::RoundRobin).rules;
+    let fresh = |restore: diff::Restore| {
+        let mut kernel = untouched();
+        carry_out(&mut kernel, &restore).unwrap();
+        kernel
+    };
+    let only_ipvs = fresh(install(&by_ipvs, &untouched()));
+    let only_iptables = fresh(Layout::adopt(&table, &untouched()).1);
+
+    let mut kernel = only_iptables.clone();
+    let switch = install(&by_ipvs, &kernel);
+    carry_out(&mut kernel, &switch).unwrap();
+    let clean = diff::removal(family, &kernel, &rules::kept());
+    carry_out(&mut kernel, &clean).unwrap();
+    assert_eq!(sorted(&kernel), sorted(&only_ipvs));
+
+    let switch = Layout::adopt(&table, &kernel).1;
+    carry_out(&mut kernel, &switch).unwrap();
+    let clean = rules::removal(family, &kernel, &Kept::ours());
+    carry_out(&mut kernel, &clean).unwrap();
+    assert_eq!(sorted(&kernel), sorted(&only_iptables));
+}
+
+/// Jumps that both modes have keep the place they had.
+fn sorted(kernel: &crate::iptables::listing::Listing) -> crate::iptables::listing::Listing {
+    let mut kernel = kernel.clone();
+    for ((_, chain), rules) in &mut kernel.chains {
+        if !chain.starts_with("KUBE-") {
+            rules.sort();
+        }
+    }
+    kernel
+}

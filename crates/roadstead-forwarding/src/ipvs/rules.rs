@@ -5,8 +5,10 @@ use super::model::{Server, SetName};
 use crate::iptables::compile::{
     CANARY, Context, EGRESS, MARK_MASQUERADE, MARK_OUTSIDE, forward, hook, mark_chains, postrouting,
 };
+use crate::iptables::diff::{Kept, Restore, remove};
+use crate::iptables::listing::Listing;
 use crate::iptables::model::{
-    ChainName, Chains, Field, Hook, Match, Program, Rule, Sense, TableName, TrackedState, Verdict,
+    Field, Hook, Match, Program, Rule, Sense, TableName, TrackedState, Verdict,
 };
 use crate::service::{IpFamily, Protocol};
 
@@ -50,27 +52,27 @@ pub(super) fn compile(
     Program { family, chains, hooks: hooks() }
 }
 
-/// The names of all chains.
-pub fn chains() -> Chains {
-    let (nat, filter) = (TableName::Nat, TableName::Filter);
-    let names = [
-        (nat, SERVICES),
-        (nat, LOAD_BALANCER),
-        (nat, NODE_PORT),
-        (nat, POSTROUTING),
-        (nat, MARK_MASQUERADE),
-        (nat, MARK_OUTSIDE),
-        (nat, EGRESS),
-        (filter, FORWARD),
-        (filter, NODE_PORT),
-        (filter, FIREWALL),
-        (filter, SOURCE_RANGES),
-        (filter, ACCESS),
-        (filter, OUTGOING),
-    ];
-    let canaries = TableName::ALL.map(|table| (table, CANARY));
-    let all = names.into_iter().chain(canaries);
-    all.map(|(table, name)| ((table, ChainName::from(name)), Vec::new())).collect()
+/// Deletes all chains that a listing shows, and the jumps to them.
+pub fn removal(family: IpFamily, listing: &Listing, kept: &Kept) -> Restore {
+    remove(family, listing, is_ours, kept)
+}
+
+/// All that this mode uses stays.
+pub fn kept() -> Kept {
+    Kept { is_kept: is_ours, hooks: hooks() }
+}
+
+/// Whether a chain belongs to this mode.
+fn is_ours(table: TableName, chain: &str) -> bool {
+    const NAT: [&str; 7] =
+        [SERVICES, LOAD_BALANCER, NODE_PORT, POSTROUTING, MARK_MASQUERADE, MARK_OUTSIDE, EGRESS];
+    const FILTER: [&str; 6] = [FORWARD, NODE_PORT, FIREWALL, SOURCE_RANGES, ACCESS, OUTGOING];
+    chain == CANARY
+        || match table {
+            TableName::Mangle => false,
+            TableName::Nat => NAT.contains(&chain),
+            TableName::Filter => FILTER.contains(&chain),
+        }
 }
 
 fn hooks() -> Vec<Hook> {

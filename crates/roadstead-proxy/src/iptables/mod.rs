@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use roadstead_forwarding::iptables::compile::CANARY;
-use roadstead_forwarding::iptables::diff::{Layout, removal};
+use roadstead_forwarding::iptables::diff::{Kept, Layout, removal};
 use roadstead_forwarding::iptables::model::TableName;
 use roadstead_forwarding::service::{IpFamily, ServicePortName};
 use roadstead_forwarding::table::ForwardingTable;
@@ -18,6 +18,7 @@ use crate::plane::Committed;
 /// One address family of the kernel's rules, and what we know to be in them.
 #[derive(Debug)]
 pub struct IptablesPlane {
+    family: IpFamily,
     programs: Programs,
     /// `None` if we cannot know, so that the next commit looks first.
     layout: Option<Layout>,
@@ -28,7 +29,7 @@ impl IptablesPlane {
     pub fn open(family: IpFamily) -> Self {
         let programs = Programs::find(family);
         info!(?family, variant = ?programs.variant(), "using iptables");
-        Self { programs, layout: None }
+        Self { family, programs, layout: None }
     }
 
     /// Makes the kernel carry the table, in which `changed` are the service ports that differ
@@ -74,10 +75,10 @@ impl IptablesPlane {
         Ok(true)
     }
 
-    /// Deletes everything of ours, if there is anything.
-    pub fn remove(&mut self) -> Result<(), IptablesError> {
+    /// Deletes everything of ours that is not kept, if there is anything.
+    pub fn remove(&mut self, kept: &Kept) -> Result<(), IptablesError> {
         self.layout = None;
-        let restore = removal(&self.programs.list()?);
+        let restore = removal(self.family, &self.programs.list()?, kept);
         if restore.is_empty() { Ok(()) } else { self.programs.restore(&restore.to_string()) }
     }
 }

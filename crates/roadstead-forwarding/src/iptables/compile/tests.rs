@@ -89,6 +89,7 @@ fn every_kind() -> ForwardingTable {
     add(&mut table, "default/sticky", tcp, sticky);
     let balanced = ServicePort {
         node_port: Some(30080),
+        health_check_port: Some(31000),
         load_balancer_ips: address("5.5.5.5"),
         source_ranges: vec!["192.168.0.0/24".parse().unwrap()],
         external_policy: TrafficPolicy::Local,

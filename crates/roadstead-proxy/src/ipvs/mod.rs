@@ -1,0 +1,398 @@
+//! The IPVS data plane: virtual servers over generic netlink, the addresses they are dialled by on
+//! a link of their own, ipsets, and a few iptables rules around them.
+//!
+//! A destination that goes gets no new connection at once, but keeps those it has: its weight is
+//! 0 until the last one has ended.
+
+mod conversation;
+pub(crate) mod link;
+mod servers;
+mod sets;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+use roadstead_forwarding::iptables::compile::CANARY;
+use roadstead_forwarding::iptables::diff::{Kept, install};
+use roadstead_forwarding::iptables::listing::Listing;
+use roadstead_forwarding::iptables::model::TableName;
+use roadstead_forwarding::ipvs::compile::compile;
+use roadstead_forwarding::ipvs::model::{Program, Scheduler, Server, SetName, Settings, Timeouts};
+use roadstead_forwarding::ipvs::rules;
+use roadstead_forwarding::service::{IpFamily, Protocol};
+use roadstead_forwarding::table::ForwardingTable;
+use tracing::debug;
+
+use self::link::Links;
+use self::servers::Servers;
+use self::sets::Sets;
+use crate::iptables::command::{IptablesError, Programs};
+use crate::plane::Committed;
+use crate::sysctl;
+
+/// A destination with this weight gets its share of connections.
+const SERVING: u32 = 1;
+/// A destination with this weight gets no new ones.
+const DRAINING: u32 = 0;
+
+/// What the operator wants of IPVS.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IpvsOptions {
+    /// How destinations are chosen.
+    pub scheduler: Scheduler,
+    /// How long idle connections are kept.
+    pub timeouts: Timeouts,
+    /// Whether the node answers ARP only for addresses of the link that is asked. Load balancers
+    /// that announce virtual addresses themselves need it.
+    pub strict_arp: bool,
+}
+
+/// Why IPVS could not be brought up to date.
+#[derive(Debug, thiserror::Error)]
+pub enum IpvsError {
+    /// The kernel has none.
+    #[error("the kernel has no IPVS (module ip_vs)")]
+    Missing(#[source] io::Error),
+    /// The kernel refused something.
+    #[error("cannot {what}")]
+    Refused {
+        /// What was to be done.
+        what: String,
+        /// Why it was not.
+        source: io::Error,
+    },
+    /// The rules around it could not be written.
+    #[error(transparent)]
+    Rules(#[from] IptablesError),
+}
+
+/// One address family of IPVS, and what we know to be in it.
+#[derive(Debug)]
+pub struct IpvsPlane {
+    family: IpFamily,
+    options: IpvsOptions,
+    servers: Servers,
+    sets: Sets,
+    links: Links,
+    programs: Programs,
+    /// `None` if we cannot know, so that the next commit looks first.
+    installed: Option<Program>,
+    draining: BTreeSet<(Server, SocketAddr)>,
+}
+
+impl IpvsPlane {
+    /// Connects to the kernel's IPVS; makes nothing yet.
+    pub fn open(family: IpFamily, options: IpvsOptions) -> Result<Self, IpvsError> {
+        Ok(Self {
+            family,
+            options,
+            servers: Servers::open().map_err(IpvsError::Missing)?,
+            sets: Sets::open(family).map_err(IpvsError::Missing)?,
+            links: Links::open().map_err(IpvsError::Missing)?,
+            programs: Programs::find(family),
+            installed: None,
+            draining: BTreeSet::new(),
+        })
+    }
+
+    /// Makes the kernel carry the table.
+    pub fn commit(&mut self, table: &ForwardingTable) -> Result<Committed, IpvsError> {
+        let wanted = compile(table, self.options.scheduler);
+        // Taken out first: after a failure we do not know what the kernel has.
+        let installed = self.installed.take();
+        let whole = installed.is_none();
+        let link = self.links.ensure().doing("make the link kube-ipvs0")?;
+        let before = match installed {
+            Some(installed) => installed,
+            None => self.read(link, &wanted)?,
+        };
+        let mut operations = self.change_sets(&before, &wanted, whole)?;
+        operations += self.change_rules(&before, &wanted)?;
+        operations += self.change_servers(&before, &wanted)?;
+        operations += self.change_addresses(link, &before.addresses, &wanted.addresses)?;
+        operations += self.drop_servers(&before, &wanted)?;
+        if !whole {
+            operations += self.shrink_sets(&before, &wanted)?;
+        }
+        self.installed = Some(wanted);
+        Ok(Committed { whole, operations })
+    }
+
+    /// Looks whether the kernel still has everything, and deletes destinations that have drained.
+    pub fn check(&mut self) -> Result<bool, IpvsError> {
+        let Some(installed) = &self.installed else { return Ok(true) };
+        let listed = self.servers.list(self.family).doing("list virtual servers")?;
+        let found: BTreeSet<_> = listed.into_iter().map(|(server, _)| server).collect();
+        let servers = installed.servers.keys().all(|server| found.contains(server));
+        let canaries = TableName::ALL
+            .into_iter()
+            .map(|table| self.programs.has(table, CANARY))
+            .collect::<Result<Vec<_>, _>>()?;
+        if !servers || canaries.contains(&false) {
+            self.installed = None;
+            return Ok(false);
+        }
+        self.finish_draining()?;
+        Ok(true)
+    }
+
+    /// Whether the next commit will look at everything.
+    pub fn needs_everything(&self) -> bool {
+        self.installed.is_none()
+    }
+
+    /// Deletes everything of ours, if there is anything; rules that are kept stay.
+    pub fn remove(&mut self, kept: &Kept) -> Result<(), IpvsError> {
+        self.installed = None;
+        self.draining.clear();
+        let restore = rules::removal(self.family, &self.programs.list()?, kept);
+        if !restore.is_empty() {
+            self.programs.restore(&restore.to_string())?;
+        }
+        for set in SetName::ALL {
+            self.sets
+                .remove(set)
+                .doing(|| format!("delete the ipset {}", set.text(self.family)))?;
+        }
+        if let Some(link) = self.links.find().doing("find the link kube-ipvs0")? {
+            let addresses = self.links.addresses(self.family, link).doing("list addresses")?;
+            for (server, _) in self.servers.list(self.family).doing("list virtual servers")? {
+                if addresses.ours.contains(&server.address)
+                    || addresses.others.contains(&server.address)
+                {
+                    self.servers.delete(&server).doing(|| format!("delete {server:?}"))?;
+                }
+            }
+            for address in addresses.ours {
+                self.links.delete(link, address).doing(|| format!("delete {address}"))?;
+            }
+            // The other family may still use the link.
+            let other = if self.family == IpFamily::V4 { IpFamily::V6 } else { IpFamily::V4 };
+            let rest = self.links.addresses(other, link).doing("list addresses")?;
+            if rest.ours.is_empty() {
+                self.links.remove().doing("delete the link kube-ipvs0")?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What a predecessor left, so that taking over disturbs nobody. Destinations that it was
+    /// draining go on draining.
+    fn read(&mut self, link: u32, wanted: &Program) -> Result<Program, IpvsError> {
+        set_sysctls(self.options.strict_arp);
+        self.servers.set_timeouts(&self.options.timeouts).doing("set timeouts")?;
+        let addresses = self.links.addresses(self.family, link).doing("list addresses")?.ours;
+        let mut found = BTreeMap::new();
+        for (server, settings) in self.servers.list(self.family).doing("list virtual servers")? {
+            let mut targets = BTreeSet::new();
+            for destination in self.destinations(&server)? {
+                let target = destination.target;
+                if destination.weight == DRAINING {
+                    self.draining.insert((server, target));
+                } else {
+                    targets.insert(target);
+                }
+            }
+            found.insert(server, (settings, targets));
+        }
+        let rules = Program { servers: found, addresses, ..wanted.clone() };
+        Ok(rules)
+    }
+
+    /// Adds elements; when nothing is known, each set is replaced as a whole.
+    fn change_sets(
+        &mut self,
+        before: &Program,
+        wanted: &Program,
+        whole: bool,
+    ) -> Result<usize, IpvsError> {
+        let mut operations = 0;
+        for (set, entries) in &wanted.sets {
+            let name = set.text(self.family);
+            if whole {
+                self.sets.replace(*set, entries).doing(|| format!("fill the ipset {name}"))?;
+                operations += entries.len();
+                continue;
+            }
+            for entry in entries.difference(&before.sets[set]) {
+                self.sets.add(*set, entry).doing(|| format!("add {entry} to {name}"))?;
+                operations += 1;
+            }
+        }
+        if whole {
+            // The rules refer to sets, so they come after them.
+            let restore = install(&wanted.rules, &self.programs.list()?);
+            operations += restore.operations();
+            if !restore.is_empty() {
+                self.programs.restore(&restore.to_string())?;
+            }
+        }
+        Ok(operations)
+    }
+
+    fn shrink_sets(&mut self, before: &Program, wanted: &Program) -> Result<usize, IpvsError> {
+        let mut operations = 0;
+        for (set, entries) in &before.sets {
+            let name = set.text(self.family);
+            for entry in entries.difference(&wanted.sets[set]) {
+                self.sets.delete(*set, entry).doing(|| format!("delete {entry} from {name}"))?;
+                operations += 1;
+            }
+        }
+        Ok(operations)
+    }
+
+    fn change_rules(&mut self, before: &Program, wanted: &Program) -> Result<usize, IpvsError> {
+        if before.rules == wanted.rules {
+            return Ok(0);
+        }
+        let restore = install(&wanted.rules, &Listing::parse(&before.rules.to_string()));
+        self.programs.restore(&restore.to_string())?;
+        Ok(restore.operations())
+    }
+
+    fn change_servers(&mut self, before: &Program, wanted: &Program) -> Result<usize, IpvsError> {
+        let mut operations = 0;
+        for (server, (settings, targets)) in &wanted.servers {
+            let known = before.servers.get(server);
+            operations += self.change_server(server, settings, known.map(|(known, _)| known))?;
+            let none = BTreeSet::new();
+            let had = known.map_or(&none, |(_, targets)| targets);
+            for target in targets.difference(had) {
+                self.add_destination(server, *target)?;
+                operations += 1;
+            }
+            for target in had.difference(targets) {
+                self.withdraw(server, *target)?;
+                operations += 1;
+            }
+        }
+        Ok(operations)
+    }
+
+    fn change_server(
+        &mut self,
+        server: &Server,
+        settings: &Settings,
+        known: Option<&Settings>,
+    ) -> Result<usize, IpvsError> {
+        let what = || format!("set up the virtual server {server:?}");
+        match known {
+            None => self.servers.add(server, settings).doing(what)?,
+            Some(known) if known != settings => self.servers.set(server, settings).doing(what)?,
+            Some(_) => return Ok(0),
+        }
+        Ok(1)
+    }
+
+    /// A target that has been away, but not long enough to drain, serves again.
+    fn add_destination(&mut self, server: &Server, target: SocketAddr) -> Result<(), IpvsError> {
+        let what = || format!("add the destination {target} to {server:?}");
+        if self.draining.remove(&(*server, target)) {
+            self.servers.set_weight(server, target, SERVING).doing(what)
+        } else {
+            self.servers.add_destination(server, target, SERVING).doing(what)
+        }
+    }
+
+    /// TCP connections may end in peace; the other protocols have none.
+    fn withdraw(&mut self, server: &Server, target: SocketAddr) -> Result<(), IpvsError> {
+        let what = || format!("withdraw the destination {target} from {server:?}");
+        if server.protocol == Protocol::Tcp {
+            self.draining.insert((*server, target));
+            self.servers.set_weight(server, target, DRAINING).doing(what)
+        } else {
+            self.servers.delete_destination(server, target).doing(what)
+        }
+    }
+
+    fn drop_servers(&mut self, before: &Program, wanted: &Program) -> Result<usize, IpvsError> {
+        let mut operations = 0;
+        for server in before.servers.keys().filter(|s| !wanted.servers.contains_key(*s)) {
+            self.servers.delete(server).doing(|| format!("delete {server:?}"))?;
+            self.draining.retain(|(of, _)| of != server);
+            operations += 1;
+        }
+        Ok(operations)
+    }
+
+    fn change_addresses(
+        &mut self,
+        link: u32,
+        before: &BTreeSet<IpAddr>,
+        wanted: &BTreeSet<IpAddr>,
+    ) -> Result<usize, IpvsError> {
+        for address in wanted.difference(before) {
+            self.links.add(link, *address).doing(|| format!("add {address} to kube-ipvs0"))?;
+        }
+        for address in before.difference(wanted) {
+            self.links.delete(link, *address).doing(|| format!("take {address} away"))?;
+        }
+        Ok(wanted.symmetric_difference(before).count())
+    }
+
+    fn finish_draining(&mut self) -> Result<(), IpvsError> {
+        let servers: BTreeSet<_> = self.draining.iter().map(|(server, _)| *server).collect();
+        for server in servers {
+            for destination in self.destinations(&server)? {
+                let key = (server, destination.target);
+                if destination.connections == 0 && self.draining.remove(&key) {
+                    debug!(target = %destination.target, "has drained");
+                    self.servers
+                        .delete_destination(&server, destination.target)
+                        .doing(|| format!("delete the destination {}", destination.target))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn destinations(&mut self, server: &Server) -> Result<Vec<servers::Destination>, IpvsError> {
+        self.servers.destinations(server).doing(|| format!("list destinations of {server:?}"))
+    }
+}
+
+/// Says what was to be done when something failed.
+trait Doing<T> {
+    fn doing<W: What>(self, what: W) -> Result<T, IpvsError>;
+}
+
+impl<T> Doing<T> for io::Result<T> {
+    fn doing<W: What>(self, what: W) -> Result<T, IpvsError> {
+        self.map_err(|source| IpvsError::Refused { what: what.text(), source })
+    }
+}
+
+/// A text, or something that makes one when it is needed.
+trait What {
+    fn text(self) -> String;
+}
+
+impl What for &str {
+    fn text(self) -> String {
+        self.to_owned()
+    }
+}
+
+impl<F: FnOnce() -> String> What for F {
+    fn text(self) -> String {
+        self()
+    }
+}
+
+/// The settings that IPVS needs to work with masquerading. Where they cannot be set we go on.
+fn set_sysctls(strict_arp: bool) {
+    sysctl::apply([
+        ("net/ipv4/vs/conntrack", "1"),
+        ("net/ipv4/vs/expire_nodest_conn", "1"),
+        ("net/ipv4/vs/expire_quiescent_template", "1"),
+        ("net/ipv4/ip_forward", "1"),
+    ]);
+    if strict_arp {
+        sysctl::apply([
+            ("net/ipv4/conf/all/arp_ignore", "1"),
+            ("net/ipv4/conf/all/arp_announce", "2"),
+        ]);
+    }
+}

@@ -1,0 +1,228 @@
+//! What IPVS lists is what we compiled. All but one of these tests need a kernel that has IPVS;
+//! `scripts/uml` runs them in one.
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::time::Duration;
+use std::{io, thread};
+
+use roadstead_api::key::ObjectKey;
+use roadstead_forwarding::iptables::diff::Kept;
+use roadstead_forwarding::ipvs::model::{Scheduler, Timeouts};
+use roadstead_forwarding::service::{
+    IpFamily, Place, Protocol, ServicePort, ServicePortName, Target,
+};
+use roadstead_forwarding::surroundings::{DetectLocal, Surroundings};
+use roadstead_forwarding::table::ForwardingTable;
+use roadstead_proxy::agent::{Agent, Config, ProxyError};
+use roadstead_proxy::ipvs::{IpvsOptions, IpvsPlane};
+use roadstead_proxy::plane::Mode;
+use roadstead_testkit::netns::{inside, laboratory, make_node, make_pod, run};
+
+fn table() -> ForwardingTable {
+    let networks = vec!["10.0.0.0/8".parse().unwrap()];
+    let surroundings =
+        Surroundings { detect_local: DetectLocal::Networks(networks), ..Surroundings::default() };
+    ForwardingTable::new(IpFamily::V4, &surroundings)
+}
+
+fn set(table: &mut ForwardingTable, name: &str, frontend: &str, targets: &str) {
+    change(table, name, frontend, targets, |_| {});
+}
+
+fn change(
+    table: &mut ForwardingTable,
+    name: &str,
+    frontend: &str,
+    targets: &str,
+    change: impl FnOnce(&mut ServicePort),
+) {
+    let frontend: SocketAddr = frontend.parse().unwrap();
+    let target = |word: &str| {
+        let socket: SocketAddr = word.parse().unwrap();
+        Target { address: socket.ip(), port: socket.port(), place: Place::Elsewhere }
+    };
+    let mut port = ServicePort {
+        port: frontend.port(),
+        cluster_ips: vec![frontend.ip()],
+        cluster: targets.split_whitespace().map(target).collect(),
+        ..ServicePort::default()
+    };
+    change(&mut port);
+    let name = ServicePortName {
+        namespace: "week".into(),
+        name: name.into(),
+        port: String::new(),
+        protocol: Protocol::Tcp,
+    };
+    table.replace(&ObjectKey::new("week", &*name.name), vec![(name, port)]);
+}
+
+const TUTORIAL: &str = "\
+IP Virtual Server version 1.2.1 (size=4096)
+Prot LocalAddress:Port Scheduler Flags
+  -> RemoteAddress:Port           Forward Weight ActiveConn InActConn
+TCP  172.16.73.164:80 rr
+  -> 10.42.234.135:80             Masq    1      0          0         
+  -> 10.208.67.129:80             Masq    1      0          0         
+  -> 10.208.67.130:80             Masq    1      0          0";
+
+const ENDPOINTS: &str = "10.208.67.129:80 10.208.67.130:80 10.42.234.135:80";
+
+#[test]
+#[ignore = "needs a kernel with IPVS, see scripts/uml"]
+fn the_listing_of_the_tutorial() {
+    laboratory(|| {
+        let mut table = table();
+        set(&mut table, "nginx-svc", "172.16.73.164:80", ENDPOINTS);
+        let mut plane = IpvsPlane::open(IpFamily::V4, IpvsOptions::default()).unwrap();
+        plane.commit(&table).unwrap();
+        assert_eq!(run("ipvsadm -ln"), TUTORIAL);
+        assert!(run("ip -o address show dev kube-ipvs0").contains("172.16.73.164/32"));
+        let link = run("ip -o link show kube-ipvs0");
+        assert!(link.contains("NOARP") && link.contains("state DOWN"), "{link}");
+        assert!(run("ipset list KUBE-CLUSTER-IP").contains("172.16.73.164,tcp:80"));
+        // A successor finds everything as it should be, and so does somebody who asks again.
+        let mut successor = IpvsPlane::open(IpFamily::V4, IpvsOptions::default()).unwrap();
+        assert!(successor.commit(&table).unwrap().whole);
+        assert_eq!(run("ipvsadm -ln"), TUTORIAL);
+        assert_eq!(successor.commit(&table).unwrap().operations, 0);
+        successor.remove(&Kept::nothing()).unwrap();
+        assert_eq!(run("ipvsadm -Sn"), "");
+        assert_eq!(
+            run("ipset list -n; ip -o link | grep ipvs0; iptables-legacy-save | grep KUBE; true"),
+            ""
+        );
+        successor.remove(&Kept::nothing()).unwrap();
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS, see scripts/uml"]
+fn settings_reach_the_kernel() {
+    laboratory(|| {
+        let mut table = table();
+        change(&mut table, "sticky", "10.96.0.1:80", ENDPOINTS, |port| {
+            port.affinity = Some(Duration::from_secs(600));
+        });
+        let seconds = Duration::from_secs;
+        let timeouts = Timeouts { tcp: seconds(901), tcp_fin: seconds(121), udp: seconds(301) };
+        let options = IpvsOptions { scheduler: Scheduler::Maglev, timeouts, strict_arp: true };
+        let mut plane = IpvsPlane::open(IpFamily::V4, options).unwrap();
+        plane.commit(&table).unwrap();
+        let listed = run("ipvsadm -Sn");
+        let wanted = "-A -t 10.96.0.1:80 -s mh -p 600 -b mh-port";
+        assert_eq!(listed.lines().next().unwrap(), wanted);
+        assert_eq!(run("ipvsadm -l --timeout"), "Timeout (tcp tcpfin udp): 901 121 301");
+        for (name, value) in [("vs/conntrack", "1"), ("conf/all/arp_ignore", "1")] {
+            assert_eq!(run(&format!("cat /proc/sys/net/ipv4/{name}")), value, "{name}");
+        }
+        // Another scheduler, on the server that is there.
+        let options = IpvsOptions { scheduler: Scheduler::LeastConnection, ..options };
+        IpvsPlane::open(IpFamily::V4, options).unwrap().commit(&table).unwrap();
+        assert!(run("ipvsadm -Sn").starts_with("-A -t 10.96.0.1:80 -s lc -p 600"));
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS, see scripts/uml"]
+fn what_somebody_else_clears_comes_back() {
+    laboratory(|| {
+        let mut table = table();
+        set(&mut table, "nginx-svc", "172.16.73.164:80", ENDPOINTS);
+        let mut plane = IpvsPlane::open(IpFamily::V4, IpvsOptions::default()).unwrap();
+        plane.commit(&table).unwrap();
+        assert!(plane.check().unwrap(), "nobody has done anything");
+        let flush = "iptables-legacy -t nat -F; iptables-legacy -t nat -X";
+        for damage in ["ipvsadm -C", flush] {
+            let rules = run("iptables-legacy-save | grep -v '^[#:]'");
+            run(damage);
+            assert!(!plane.check().unwrap(), "{damage} must be noticed");
+            plane.commit(&table).unwrap();
+            assert_eq!(run("ipvsadm -ln"), TUTORIAL, "{damage}");
+            assert_eq!(run("iptables-legacy-save | grep -v '^[#:]'"), rules, "{damage}");
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS, see scripts/uml"]
+fn a_connection_outlives_its_endpoint() {
+    laboratory(|| {
+        make_node();
+        let pods = [2, 3].map(|number| {
+            let (name, address, _) = make_pod(number);
+            let listener = inside(&name, || TcpListener::bind(("0.0.0.0", 80)).unwrap());
+            thread::spawn(move || {
+                for connection in listener.incoming().flatten() {
+                    thread::spawn(move || io::copy(&mut &connection, &mut &connection));
+                }
+            });
+            SocketAddr::new(address.into(), 80)
+        });
+        let mut table = table();
+        let both = pods.map(|pod| pod.to_string()).join(" ");
+        set(&mut table, "echo", "10.96.0.1:80", &both);
+        let mut plane = IpvsPlane::open(IpFamily::V4, IpvsOptions::default()).unwrap();
+        plane.commit(&table).unwrap();
+        let open = || inside("outside", || TcpStream::connect("10.96.0.1:80").unwrap());
+        let mut connections = [open(), open()];
+        let lists = |pod: &SocketAddr| run("ipvsadm -ln").contains(&pod.to_string());
+
+        // The first endpoint goes: its connection stays, but it gets no more.
+        set(&mut table, "echo", "10.96.0.1:80", &pods[1].to_string());
+        plane.commit(&table).unwrap();
+        assert!(plane.check().unwrap() && lists(&pods[0]), "it drains");
+        for connection in &mut connections {
+            echo(connection).unwrap();
+        }
+        let later = [open(), open(), open()];
+        let busy = run("ipvsadm -Ln | grep 10.244.0.3:80");
+        assert!(busy.contains("Masq    1      4"), "all new ones go to the other: {busy}");
+
+        // It comes back before it has drained, and goes again; a successor drains it, too.
+        set(&mut table, "echo", "10.96.0.1:80", &both);
+        plane.commit(&table).unwrap();
+        set(&mut table, "echo", "10.96.0.1:80", &pods[1].to_string());
+        plane.commit(&table).unwrap();
+        let mut successor = IpvsPlane::open(IpFamily::V4, IpvsOptions::default()).unwrap();
+        successor.commit(&table).unwrap();
+        assert!(lists(&pods[0]), "its connection is still there");
+        echo(&mut connections[0]).unwrap();
+        drop((connections, later));
+        // Ended connections are remembered for a while; the shortest timeout is a second.
+        run("ipvsadm --set 1 1 1");
+        let gone = (0..150).any(|_| {
+            thread::sleep(Duration::from_millis(100));
+            successor.check().unwrap();
+            !lists(&pods[0])
+        });
+        assert!(gone, "it has drained: {}", run("ipvsadm -ln; ipvsadm -lnc"));
+    });
+}
+
+fn echo(connection: &mut TcpStream) -> io::Result<()> {
+    use std::io::{Read, Write};
+    connection.set_read_timeout(Some(Duration::from_secs(3)))?;
+    connection.write_all(b"hello")?;
+    let mut answer = [0; 5];
+    connection.read_exact(&mut answer)
+}
+
+#[test]
+fn without_ipvs_iptables_takes_its_place() {
+    laboratory(|| {
+        let config =
+            |ipvs_fallback| Config { mode: Mode::Ipvs, ipvs_fallback, ..Config::default() };
+        let there = Path::new("/proc/net/ip_vs").exists();
+        let wanted = if there { Mode::Ipvs } else { Mode::Iptables };
+        assert_eq!(Agent::new(config(true)).unwrap().mode(), wanted);
+        match Agent::new(config(false)) {
+            Ok(agent) => assert!(there && agent.mode() == Mode::Ipvs),
+            Err(ProxyError::Open { mode: Mode::Ipvs, source }) => {
+                assert!(!there && source.to_string().contains("no IPVS"), "{source}");
+            }
+            Err(other) => panic!("{other}"),
+        }
+    });
+}

@@ -525,7 +525,7 @@ impl Agent {
             info!(%mode, service_ports = now.service_ports, targets = now.targets, "serving");
             // Only now: until then the other mode's rules served.
             for other in Mode::ALL.into_iter().filter(|other| *other != mode) {
-                clean_mode(other)
+                clean_mode(other, Some(mode))
                     .unwrap_or_else(|error| warn!(%other, %error, "rules left behind"));
             }
         }

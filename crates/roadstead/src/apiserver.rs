@@ -99,6 +99,11 @@ impl ServiceArgs {
         Ok((first, services))
     }
 
+    /// The ranges, the first of them being the one for Services that do not ask.
+    pub fn ranges(&self) -> &[IpNet] {
+        &self.service_cidr
+    }
+
     /// The range of IPv4 addresses, if there is one.
     pub fn ipv4_range(&self) -> Option<Ipv4Net> {
         self.service_cidr.iter().find_map(|range| match range {

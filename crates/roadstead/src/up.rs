@@ -130,7 +130,7 @@ impl Plan {
             ipvs_fallback: self.args.ipvs_fallback,
             surroundings: Surroundings {
                 detect_local,
-                service_networks: vec![self.args.service_cidr.into()],
+                service_networks: self.args.services.ranges().to_vec(),
                 masquerade_egress: true,
                 ..Surroundings::default()
             },

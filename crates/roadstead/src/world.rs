@@ -46,7 +46,7 @@ impl Source {
     /// The tables of both families.
     pub async fn tables(&self) -> anyhow::Result<[ForwardingTable; 2]> {
         let (services, slices) = match (&self.filename, &self.kubeconfig) {
-            (Some(path), _) => self.from_file(path)?,
+            (Some(path), _) => self.read_file(path)?,
             (None, Some(path)) => from_server(path).await?,
             (None, None) => bail!("give a file with -f, or a cluster with --kubeconfig"),
         };
@@ -76,7 +76,7 @@ impl Source {
         }
     }
 
-    fn from_file(&self, path: &PathBuf) -> anyhow::Result<(Vec<Service>, Vec<EndpointSlice>)> {
+    fn read_file(&self, path: &PathBuf) -> anyhow::Result<(Vec<Service>, Vec<EndpointSlice>)> {
         let text = match path.to_str() {
             Some("-") => std::io::read_to_string(std::io::stdin())?,
             _ => std::fs::read_to_string(path)

@@ -167,6 +167,7 @@ fn apply(table: &mut ForwardingTable, edit: &Edit) -> BTreeSet<Arc<ServicePortNa
             internal_policy: given.policies.0,
             external_policy: given.policies.1,
             source_ranges: ranges,
+            health_check_port: None,
             affinity: given.sticky.then_some(Duration::from_secs(60)),
             cluster: given.targets.iter().map(target).collect(),
             local: Vec::new(),

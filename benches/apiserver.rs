@@ -180,6 +180,7 @@ async fn run(pids: &[String], kubeconfig: &Path) {
             Call::new(Method::POST, SERVICES.into()).with(&service(&format!("s{size}-{n}")))
         };
         row("create Service", size, services, load, create).await;
+        memory("memory, objects created", size, pids);
         let some = move |n: u64| n * 7919 % size;
         let get = move |n| Call::new(Method::GET, format!("{MAPS}/m{}", some(n)));
         row("get", size, 20_000, load, get).await;
@@ -198,11 +199,16 @@ async fn run(pids: &[String], kubeconfig: &Path) {
         };
         row("patch (merge)", size, 5_000, load, patch).await;
         fan_out(&client, size).await;
-        let memory = pids.iter().map(|pid| resident(pid)).sum::<u64>();
-        println!("{:<34} {size:>9} {:>9} MB", "memory (RSS)", memory / 1024);
+        memory("memory, with all that history", size, pids);
         let delete = move |n| Call::new(Method::DELETE, format!("{SERVICES}/s{size}-{n}"));
         row("delete Service", size, services, load, delete).await;
     }
+}
+
+/// Prints the resident memory of the server.
+fn memory(name: &str, size: u64, pids: &[String]) {
+    let memory = pids.iter().map(|pid| resident(pid)).sum::<u64>();
+    println!("{name:<34} {size:>9} {:>9} MB", memory / 1024);
 }
 
 /// The resident memory of a process, in KiB.

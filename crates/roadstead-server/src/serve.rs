@@ -96,7 +96,8 @@ impl Visit {
             peer.map(|peer| request.extensions_mut().insert(peer));
             request.extensions_mut().insert(patience);
             let (api, user) = (api.clone(), user.clone());
-            async move { Ok::<_, io::Error>(handle(api, user, request).await) }
+            // Boxed, so that a watch does not keep the room that its beginning needed.
+            Box::pin(async move { Ok::<_, io::Error>(handle(api, user, request).await) })
         });
         let mut builder = Builder::new(TokioExecutor::new());
         builder.http1().timer(TokioTimer::new()).header_read_timeout(patience.silence);

@@ -2,6 +2,7 @@
 //!
 //! Those that need a network run in a laboratory of namespaces; no root is needed.
 
+mod api_walk;
 mod bad_input;
 mod process;
 mod security;

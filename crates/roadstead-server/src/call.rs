@@ -24,7 +24,7 @@ use crate::write::{Owner, Part, Written};
 use crate::{authorize, body, cleanup, custom, object, read, reviews, scale, watch, write};
 
 /// What upstream hands on to nodes and pods.
-const STREAMS: [&str; 6] = ["log", "exec", "attach", "portforward", "proxy", "ephemeralcontainers"];
+const STREAMS: [&str; 5] = ["log", "exec", "attach", "portforward", "ephemeralcontainers"];
 /// Everything else below an object.
 const SUBRESOURCES: [&str; 7] = ["", "status", "scale", "binding", "token", "eviction", "finalize"];
 
@@ -398,7 +398,15 @@ impl Call<'_> {
 
     fn wrote(&self, written: Written, warnings: Vec<String>) -> Response<Body> {
         let code = if written.created { StatusCode::CREATED } else { StatusCode::OK };
-        let body = self.view.one(self.resource, &written.entry, jiff::Timestamp::now());
+        let body = match (self.view, written.created && self.query.has("dryRun")) {
+            // What was not written has no version.
+            (View::Object, true) => {
+                let mut object = self.resource.value(&written.entry);
+                object["metadata"].as_object_mut().map(|m| m.remove("resourceVersion"));
+                object.to_string().into()
+            }
+            (view, _) => view.one(self.resource, &written.entry, jiff::Timestamp::now()),
+        };
         let mut response = respond(code, body);
         for warning in warnings.iter().chain(&written.warnings) {
             warn(&mut response, warning);

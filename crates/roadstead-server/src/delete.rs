@@ -143,7 +143,7 @@ pub async fn finish(
 
 /// Namespaces that the system itself lives in.
 fn check_permanent(resource: &Resource, name: &str) -> Result<(), ApiError> {
-    let permanent = ["default", "kube-system", "kube-public"];
+    let permanent = ["default", "kube-system", "kube-public", "kube-node-lease"];
     if resource.bucket == "namespaces" && permanent.contains(&name) {
         let message =
             format!("namespaces {name:?} is forbidden: this namespace may not be deleted");

@@ -201,6 +201,11 @@ fn verbs(info: &Info) -> &'static [&'static str] {
     if info.review { &["create"] } else { &VERBS }
 }
 
+fn proxy(kind: &'static str) -> Subresource {
+    let verbs = &["create", "delete", "get", "patch", "update"];
+    Subresource { name: "proxy", kind, gv: ("", "v1"), verbs }
+}
+
 struct Subresource {
     name: &'static str,
     kind: &'static str,
@@ -221,11 +226,13 @@ fn subresources(info: &Info) -> Vec<Subresource> {
     }
     match info.plural {
         "pods" => {
+            all.push(proxy("PodProxyOptions"));
             let verbs = &["create"];
             all.push(Subresource { name: "binding", kind: "Binding", gv, verbs });
             let gv = ("policy", "v1");
             all.push(Subresource { name: "eviction", kind: "Eviction", gv, verbs });
         }
+        "services" => all.push(proxy("ServiceProxyOptions")),
         "serviceaccounts" => {
             let gv = ("authentication.k8s.io", "v1");
             let verbs = &["create"];

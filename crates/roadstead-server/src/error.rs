@@ -202,6 +202,11 @@ impl ApiError {
         Self::new(StatusCode::GATEWAY_TIMEOUT, "Timeout", message)
     }
 
+    /// What is asked for cannot be reached now.
+    pub fn unavailable(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", message)
+    }
+
     /// Later, please.
     pub fn too_many_requests(message: impl Into<String>, seconds: u64) -> Self {
         let mut error = Self::new(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message);

@@ -27,7 +27,7 @@ use crate::error::ApiError;
 use crate::registry::{Registry, Resource};
 use crate::request::{Query, Target};
 use crate::view::View;
-use crate::{audit, authorize, compress, discovery, health, openapi, tokens};
+use crate::{audit, authorize, compress, discovery, health, openapi, proxy, tag, tokens};
 
 /// By which a request is known in the audit log.
 const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
@@ -148,7 +148,8 @@ async fn answer(
     let registry = api.registry();
     if let Some(response) = fixed(api, &registry, &parts.uri, accept) {
         authorize::path(api, user, &parts.method, path)?;
-        return Ok(response);
+        let document = ["/api", "/apis", "/openapi"].iter().any(|root| path.starts_with(root));
+        return Ok(if document { tag::answer(&parts.headers, response).await } else { response });
     }
     if user.is_anonymous() {
         return Err(ApiError::unauthorized());
@@ -166,6 +167,9 @@ async fn answer(
         "" => name_from_user_agent(header(USER_AGENT).unwrap_or("")),
         name => name.to_owned(),
     };
+    if target.subresource == "proxy" {
+        return proxy::answer(api, resource, &target, parts, body).await;
+    }
     let call = Call {
         api,
         user,

@@ -21,11 +21,26 @@ pub struct Target<'a> {
     pub name: &'a str,
     /// Such as `status`; empty for the object itself.
     pub subresource: &'a str,
+    /// What follows `proxy`, with its slashes; empty if nothing does.
+    pub rest: &'a str,
 }
 
 impl<'a> Target<'a> {
     /// Takes a path apart; `None` if it is not about objects.
     pub fn parse(path: &'a str) -> Option<Self> {
+        // What is proxied has a path of its own, whatever it looks like.
+        for (at, word) in path.match_indices("/proxy") {
+            let (object, rest) = path.split_at(at + word.len());
+            let target = Self::parse_object(object);
+            let target = target.filter(|target| target.subresource == "proxy");
+            if let Some(target) = target.filter(|_| rest.is_empty() || rest.starts_with('/')) {
+                return Some(Self { rest, ..target });
+            }
+        }
+        Self::parse_object(path)
+    }
+
+    fn parse_object(path: &'a str) -> Option<Self> {
         let parts: Vec<_> = path.trim_matches('/').split('/').collect();
         let (group, version, rest) = match parts[..] {
             ["api", version, ref rest @ ..] => ("", version, rest),
@@ -158,10 +173,15 @@ fn paths_are_taken_apart() {
         ("/api/v1/namespaces/default/status", "|v1||namespaces|default|status"),
         ("/apis/apps/v1/namespaces/x/deployments/d/scale", "apps|v1|x|deployments|d|scale"),
         ("/api/v1/nodes/n/status", "|v1||nodes|n|status"),
+        ("/api/v1/namespaces/x/services/web:80/proxy", "|v1|x|services|web:80|proxy"),
+        ("/api/v1/namespaces/x/services/web/proxy/a/proxy/b", "|v1|x|services|web|proxy"),
+        ("/api/v1/namespaces/proxy/services/web", "|v1|proxy|services|web|"),
     ];
     for (path, want) in cases {
         assert_eq!(show(path).as_deref(), Some(want), "{path}");
     }
+    let target = Target::parse("/api/v1/namespaces/x/services/web/proxy/a/b/").unwrap();
+    assert_eq!(target.rest, "/a/b/");
     for path in ["/", "/api", "/apis/apps/v1", "/healthz"] {
         assert_eq!(show(path), None, "{path}");
     }

@@ -3,6 +3,7 @@
 mod definitions;
 mod documents;
 mod lists;
+mod proxy;
 mod server;
 mod strict;
 mod views;

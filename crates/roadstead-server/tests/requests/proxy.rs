@@ -1,0 +1,89 @@
+//! Requests that are handed on to pods.
+
+use std::convert::Infallible;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use serde_json::json;
+use tokio::net::TcpListener;
+
+use crate::server::Server;
+
+const DEFAULT: &str = "/api/v1/namespaces/default";
+
+/// A program in a pod: tells what it was asked, and moves `/old` to `/new`.
+async fn program() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let answer = |request: Request<Incoming>| async move {
+        let token = request.headers().contains_key("authorization");
+        let text = format!("{} {} token={token}", request.method(), request.uri());
+        let response = match request.uri().path() {
+            "/old" => Response::builder().status(302).header("location", "/new"),
+            _ => Response::builder().header("x-own", "yes"),
+        };
+        Ok::<_, Infallible>(response.body(Full::new(Bytes::from(text))).unwrap())
+    };
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let served =
+                http1::Builder::new().serve_connection(TokioIo::new(stream), service_fn(answer));
+            tokio::spawn(served);
+        }
+    });
+    port
+}
+
+#[tokio::test]
+async fn a_pod_is_reached_through_the_server() {
+    let server = Server::new().await;
+    let port = program().await;
+    let pod = json!({"metadata": {"name": "web"}, "spec": {"containers": [
+        {"name": "c", "image": "i", "ports": [{"name": "http", "containerPort": port}]}]}});
+    let made = server.ask(&format!("POST {DEFAULT}/pods"), pod).await;
+    assert_eq!(made.code, 201, "{made:?}");
+    let early = server.ask(&format!("GET {DEFAULT}/pods/web/proxy/"), "").await;
+    assert_eq!(early.code, 400, "it has no address yet");
+    let status = json!({"status": {"podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}]}});
+    server.ask(&format!("PATCH {DEFAULT}/pods/web/status"), status).await;
+    let cases = [
+        ("GET", "web/proxy/a/b?c=d", 200, "GET /a/b?c=d token=false".to_owned()),
+        ("POST", "web:http/proxy/", 200, "POST / token=false".to_owned()),
+        ("GET", &format!("web:{port}/proxy/"), 200, "GET / token=false".to_owned()),
+        ("GET", "web/proxy/old", 302, "GET /old token=false".to_owned()),
+        ("GET", "web/proxy", 301, String::new()),
+    ];
+    for (method, path, code, text) in cases {
+        let answer = server.ask(&format!("{method} {DEFAULT}/pods/{path}"), "").await;
+        assert_eq!((answer.code, answer.text), (code, text), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_service_without_pods_is_unavailable() {
+    let server = Server::new().await;
+    let service = json!({"metadata": {"name": "web"}, "spec": {"ports": [{"port": 80}]}});
+    server.ask(&format!("POST {DEFAULT}/services"), service).await;
+    // Hand-made endpoints are no pods: nobody makes the server talk to them.
+    let slice = json!({"metadata": {"name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
+        "addressType": "IPv4", "ports": [{"port": 80}],
+        "endpoints": [{"addresses": ["10.1.2.3"], "targetRef": {"kind": "Pod", "name": "none"}}]});
+    let path = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices";
+    assert_eq!(server.ask(&format!("POST {path}"), slice).await.code, 201);
+    let cases = [
+        ("web/proxy/metrics", 503, "no endpoints available for service \"web\""),
+        ("web:80/proxy/", 503, "no endpoints available for service \"web\""),
+        ("web:81/proxy/", 503, "no service port 81 found for service \"web\""),
+        ("none/proxy/", 404, "services \"none\" not found"),
+        ("https:web:80/proxy/", 501, "only plain HTTP requests are handed on to pods"),
+    ];
+    for (path, code, message) in cases {
+        let answer = server.ask(&format!("GET {DEFAULT}/services/{path}"), "").await;
+        assert_eq!((answer.code, &answer.body["message"]), (code, &json!(message)), "{path}");
+    }
+}

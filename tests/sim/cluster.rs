@@ -1,22 +1,22 @@
-//! A cluster in one thread: the real API server and controllers, and a node that only pretends.
+//! A cluster in one thread: the real API server and controllers, and nodes that only pretend.
 
 use std::fmt::Debug;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use futures::StreamExt;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use k8s_openapi::api::core::v1::{Endpoints, Node, Pod, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, Resource, ResourceExt};
-use roadstead_controllers::{ALL, Settings};
+use roadstead_api::selector::selects;
+use roadstead_controllers::{ALL, Settings, tasks};
 use roadstead_server::api::{self, User};
 use roadstead_server::bootstrap;
 use roadstead_server::local::Local;
 use roadstead_server::tokens::Tokens;
 use roadstead_store::store::Store;
-use roadstead_watch::informer::{Change, Selection, informer};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
@@ -24,6 +24,10 @@ use tokio::time;
 use tokio_util::sync::CancellationToken;
 
 use crate::faults::{BadLine, Random};
+use crate::node;
+
+/// Small, so that few pods fill several slices.
+pub const MAX_ENDPOINTS: usize = 3;
 
 pub struct Cluster {
     pub random: Random,
@@ -31,7 +35,9 @@ pub struct Cluster {
     client: Client,
     /// The line of the components.
     line: BadLine,
-    controllers: Vec<JoinHandle<()>>,
+    /// The nodes that are dead.
+    pub dead: node::Dead,
+    controllers: Vec<(Vec<&'static str>, JoinHandle<()>)>,
 }
 
 impl Cluster {
@@ -44,39 +50,68 @@ impl Cluster {
         let local = Local::new(api, User::component());
         let client = Client::new(local.clone(), "default");
         let line = BadLine::new(local, random.clone());
-        let node: Node = from(json!({"metadata": {"name": "node"},
-            "status": {"conditions": [{"type": "Ready", "status": "True"}]}}));
-        let nodes: Api<Node> = Api::all(client.clone());
-        nodes.create(&PostParams::default(), &node).await.unwrap();
-        nodes.replace_status("node", &PostParams::default(), &node).await.unwrap();
-        let mut cluster = Self { random, client: client.clone(), line, controllers: Vec::new() };
-        for name in ALL {
-            let task = cluster.spawn(name);
-            cluster.controllers.push(task);
+        let dead = node::start(client.clone()).await;
+        let mut cluster = Self { random, client, line, dead, controllers: Vec::new() };
+        for (_, names) in tasks(&ALL) {
+            let task = cluster.spawn(&names);
+            cluster.controllers.push((names, task));
         }
-        tokio::spawn(pretend(client));
         cluster
     }
 
-    fn spawn(&self, name: &'static str) -> JoinHandle<()> {
+    fn spawn(&self, names: &[&'static str]) -> JoinHandle<()> {
         let client = Client::new(self.line.clone(), "default");
-        let settings = Settings::default();
-        tokio::spawn(roadstead_controllers::run(name, client, settings, CancellationToken::new()))
+        let mut settings = Settings::default();
+        settings.endpoints.max_endpoints = MAX_ENDPOINTS;
+        let stop = CancellationToken::new();
+        tokio::spawn(roadstead_controllers::run(names.to_vec(), client, settings, stop))
+    }
+
+    /// Starts a controller again, as after a crash.
+    fn restart(&mut self, index: usize) {
+        self.controllers[index].1.abort();
+        let names = self.controllers[index].0.clone();
+        self.controllers[index].1 = self.spawn(&names);
+    }
+
+    /// Starts the controllers of endpoints again.
+    pub fn restart_endpoints(&mut self) {
+        let index = self.controllers.iter().position(|(names, _)| names.contains(&"endpointslice"));
+        self.restart(index.unwrap());
+    }
+
+    /// Forgets how much was written.
+    pub fn reset_counts(&self) {
+        self.line.writes.0.store(0, Ordering::Relaxed);
+        self.line.writes.1.store(0, Ordering::Relaxed);
+    }
+
+    /// How much the controllers have written: everything but events, and slices.
+    pub fn counts(&self) -> (u64, u64) {
+        let (all, slices) = &*self.line.writes;
+        (all.load(Ordering::Relaxed), slices.load(Ordering::Relaxed))
     }
 
     /// One thing that a user, a pod or fate might do.
     pub async fn disturb(&mut self) {
         let name = format!("app{}", self.random.below(3));
-        match self.random.below(9) {
+        match self.random.below(16) {
             0..=2 => self.apply_deployment(&name).await,
             3 => self.delete::<Deployment>(&name).await,
-            4 | 5 => self.apply_service(&name).await,
-            6 => self.delete::<Service>(&name).await,
-            7 => self.flip_pod().await,
+            4..=6 => self.apply_service(&name).await,
+            7 => self.delete::<Service>(&name).await,
+            8 | 9 => self.flip_pod().await,
+            10 => self.apply_endpoints().await,
+            11 => self.delete::<Endpoints>("by-hand").await,
+            12 => self.spoil_slice().await,
+            13 => {
+                let node = node::NAMES[self.random.below(node::NAMES.len() as u64) as usize];
+                self.dead.set(node, self.random.once_in(2));
+            }
+            14 => self.move_node().await,
             _ => {
-                let index = self.random.below(ALL.len() as u64) as usize;
-                self.controllers[index].abort();
-                self.controllers[index] = self.spawn(ALL[index]);
+                let index = self.random.below(self.controllers.len() as u64) as usize;
+                self.restart(index);
             }
         }
         time::sleep(Duration::from_millis(self.random.below(300))).await;
@@ -85,8 +120,8 @@ impl Cluster {
     /// Ends the trouble and waits until nothing happens any more.
     pub async fn calm(&self) {
         self.line.troubled.store(false, Ordering::Relaxed);
-        // Longer than any retry, any grace period and any self-healing delay.
-        time::sleep(Duration::from_secs(180)).await;
+        // Longer than any grace period, any patience with a lost node, and any retry after them.
+        time::sleep(Duration::from_secs(600)).await;
     }
 
     pub fn trouble(&self) {
@@ -118,13 +153,61 @@ impl Cluster {
     }
 
     async fn apply_service(&self, name: &str) {
-        let target = 8080 + self.random.below(2);
+        let choose = |all: &[Value]| all[self.random.below(all.len() as u64) as usize].clone();
+        let distribution = choose(&[json!(null), json!("PreferSameZone"), json!("PreferSameNode")]);
+        let mode = choose(&[json!("Disabled"), json!("Disabled"), json!("Auto")]);
+        let type_ = choose(&[json!("ClusterIP"), json!("LoadBalancer")]);
+        let label = self.random.below(2).to_string();
         self.apply::<Service>(
             name,
-            json!({"metadata": {"name": name}, "spec": {"selector": {"app": name},
-                "ports": [{"port": 80, "targetPort": target}]}}),
+            json!({"metadata": {"name": name, "labels": {"label": label},
+                    "annotations": {"service.kubernetes.io/topology-mode": mode}},
+                "spec": {"type": type_, "selector": {"app": name},
+                    "trafficDistribution": distribution,
+                    "publishNotReadyAddresses": self.random.once_in(4),
+                    "ports": [{"port": 80, "targetPort": 8080 + self.random.below(2)}]}}),
         )
         .await;
+    }
+
+    /// A Service without a selector, and addresses for it.
+    async fn apply_endpoints(&self) {
+        let name = "by-hand";
+        let service = json!({"metadata": {"name": name}, "spec": {"ports": [{"port": 80}]}});
+        self.apply::<Service>(name, service).await;
+        let addresses: Vec<_> = (0..1 + self.random.below(4))
+            .map(|n| json!({"ip": format!("198.51.100.{}", n + self.random.below(3) * 10 + 1)}))
+            .collect();
+        let subsets = json!([{"addresses": addresses, "ports": [{"port": 8080}]}]);
+        self.apply::<Endpoints>(name, json!({"metadata": {"name": name}, "subsets": subsets}))
+            .await;
+    }
+
+    /// Somebody edits or deletes a slice that is not theirs.
+    async fn spoil_slice(&self) {
+        let slices: Vec<EndpointSlice> = self.list().await;
+        let managed: Vec<_> =
+            slices.iter().filter(|slice| !slice.owner_references().is_empty()).collect();
+        let Some(slice) = managed.get(self.random.below(managed.len() as u64) as usize) else {
+            return;
+        };
+        let api: Api<EndpointSlice> = Api::default_namespaced(self.client.clone());
+        if self.random.once_in(2) {
+            self.delete::<EndpointSlice>(&slice.name_any()).await;
+        } else {
+            let patch = json!({"endpoints": [{"addresses": ["203.0.113.1"]}]});
+            let params = PatchParams::default();
+            let _ = api.patch(&slice.name_any(), &params, &Patch::Merge(&patch)).await;
+        }
+    }
+
+    /// A node moves to another zone.
+    async fn move_node(&self) {
+        let node = node::NAMES[self.random.below(node::NAMES.len() as u64) as usize];
+        let zone = format!("zone-{}", self.random.below(3));
+        let patch = json!({"metadata": {"labels": {"topology.kubernetes.io/zone": zone}}});
+        let api: Api<Node> = Api::all(self.client.clone());
+        api.patch(node, &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
     }
 
     async fn apply<K>(&self, name: &str, object: Value)
@@ -138,7 +221,8 @@ impl Cluster {
         let api: Api<K> = Api::default_namespaced(self.client.clone());
         let params = PatchParams::default();
         if api.patch(name, &params, &Patch::Merge(&object)).await.is_err() {
-            api.create(&PostParams::default(), &from(object)).await.unwrap();
+            // A Service that is held by its load balancer goes a little later.
+            let _ = api.create(&PostParams::default(), &from(object)).await;
         }
     }
 
@@ -151,6 +235,27 @@ impl Cluster {
     {
         let api: Api<K> = Api::default_namespaced(self.client.clone());
         let _ = api.delete(name, &DeleteParams::default()).await;
+    }
+
+    /// Makes one pod that is in a Service change its mind; returns how many Services select it.
+    pub async fn flip_one(&self) -> Option<usize> {
+        let (pods, services): (Vec<Pod>, Vec<Service>) = (self.list().await, self.list().await);
+        let selecting = |pod: &Pod| {
+            let selectors = services.iter().filter_map(|s| s.spec.as_ref()?.selector.as_ref());
+            selectors.filter(|wanted| selects(wanted, pod.metadata.labels.as_ref())).count()
+        };
+        let is_listed = |pod: &&Pod| {
+            pod.status.as_ref().is_some_and(|status| status.pod_ip.is_some())
+                && pod.metadata.deletion_timestamp.is_none()
+                && !self.dead.has(roadstead_plan::pod::node(pod))
+        };
+        let pod = pods.iter().filter(is_listed).find(|pod| selecting(pod) > 0)?;
+        let ready = if roadstead_plan::pod::is_ready(pod) { "False" } else { "True" };
+        let patch = json!({"status": {"conditions": [{"type": "Ready", "status": ready}]}});
+        let api: Api<Pod> = Api::default_namespaced(self.client.clone());
+        let params = PatchParams::default();
+        api.patch_status(&pod.name_any(), &params, &Patch::Strategic(&patch)).await.unwrap();
+        Some(selecting(pod))
     }
 
     /// Makes a pod fail its probe, pass it again, or go.
@@ -166,28 +271,6 @@ impl Cluster {
                 let params = PatchParams::default();
                 let _ = api.patch_status(&pod.name_any(), &params, &Patch::Strategic(&patch)).await;
             }
-        }
-    }
-}
-
-/// A node that runs pods by saying so.
-async fn pretend(client: Client) {
-    let api: Api<Pod> = Api::default_namespaced(client);
-    let mut changes = informer(api.clone(), Selection::all());
-    let mut next = 1;
-    while let Some(change) = changes.next().await {
-        let Change::Set(pod) = change else { continue };
-        let scheduled = pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
-        if pod.metadata.deletion_timestamp.is_some() {
-            let now = DeleteParams::default().grace_period(0);
-            let _ = api.delete(&pod.name_any(), &now).await;
-        } else if scheduled && pod.status.as_ref().is_none_or(|status| status.pod_ip.is_none()) {
-            let address = format!("10.244.{}.{}", next / 250, next % 250 + 1);
-            next += 1;
-            let status = json!({"status": {"phase": "Running", "podIP": address,
-                "podIPs": [{"ip": address}], "conditions": [{"type": "Ready", "status": "True"}]}});
-            let params = PatchParams::default();
-            let _ = api.patch_status(&pod.name_any(), &params, &Patch::Strategic(&status)).await;
         }
     }
 }

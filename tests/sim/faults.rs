@@ -46,11 +46,22 @@ pub struct BadLine {
     random: Random,
     /// Whether there is trouble now.
     pub troubled: Arc<AtomicBool>,
+    /// Writes of all kinds but events, and those of EndpointSlices among them.
+    pub writes: Arc<(AtomicU64, AtomicU64)>,
 }
 
 impl BadLine {
     pub fn new(server: Local, random: Random) -> Self {
-        Self { server, random, troubled: Arc::new(AtomicBool::new(true)) }
+        let troubled = Arc::new(AtomicBool::new(true));
+        Self { server, random, troubled, writes: Arc::default() }
+    }
+
+    fn count(&self, request: &Request<Body>) {
+        let path = request.uri().path();
+        if !path.contains("/events") {
+            self.writes.0.fetch_add(1, Ordering::Relaxed);
+            self.writes.1.fetch_add(u64::from(path.contains("/endpointslices")), Ordering::Relaxed);
+        }
     }
 }
 
@@ -70,6 +81,9 @@ impl Service<Request<Body>> for BadLine {
         let troubled = self.troubled.load(Ordering::Relaxed);
         let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
         let is_write = request.method() != Method::GET;
+        if is_write {
+            self.count(&request);
+        }
         Box::pin(async move {
             if troubled && is_write && random.once_in(12) {
                 return Ok(unavailable());

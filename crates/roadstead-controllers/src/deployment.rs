@@ -1,45 +1,44 @@
 //! The Deployment controller: moves pods from one version of a template to the next.
 
-use futures::StreamExt;
+use std::sync::Arc;
+
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
 use roadstead_api::key::ObjectKey;
 use roadstead_plan::deployment::{self as plan, DeploymentPlan};
-use roadstead_plan::owner::{controller_of, is_controlled_by};
+use roadstead_plan::owner::controller_of;
+use roadstead_plan::selection::Owned;
 use roadstead_watch::cache::Cache;
-use roadstead_watch::events::{Recorder, Severity};
-use roadstead_watch::informer::{Change, Selection, informer};
+use roadstead_watch::events::{About, Happening, Severity};
+use roadstead_watch::informer::{Change, Selection, informer, key_of};
 use roadstead_watch::queue::Queue;
+use roadstead_watch::write::{Collection, Write};
 use serde_json::json;
-use tracing::warn;
+
+use crate::metrics::{Metrics, QueueMeter};
+use crate::runner::{self, Controller, Inputs, Plan};
+
+const DEPLOYMENTS: Collection = Collection::of::<Deployment>();
+const SETS: Collection = Collection::of::<ReplicaSet>();
 
 /// Runs the controller.
-pub async fn run(client: Client) {
-    let mut deployments = informer(Api::<Deployment>::all(client.clone()), Selection::all());
-    let mut sets = informer(Api::<ReplicaSet>::all(client.clone()), Selection::all());
-    let recorder = Recorder::new(client.clone(), "deployment-controller");
-    let (caches, queue) = ((Cache::default(), Cache::default()), Queue::default());
-    let mut state = State { client, recorder, deployments: caches.0, sets: caches.1, queue };
-    loop {
-        tokio::select! {
-            biased;
-            Some(change) = deployments.next() => state.deployment(&change),
-            Some(change) = sets.next() => state.set(&change),
-            () = state.queue.ready(), if state.deployments.synced() && state.sets.synced() => {
-                state.work().await;
-            }
-        }
-    }
+pub async fn run(client: Client, metrics: Metrics) {
+    let all = Selection::all();
+    let inputs = Inputs::new()
+        .follow(informer(Api::<Deployment>::all(client.clone()), all.clone()), State::deployment)
+        .follow(informer(Api::<ReplicaSet>::all(client.clone()), all), State::set);
+    let queue = Queue::with_meter(QueueMeter::new(metrics.clone(), State::queue_name));
+    let state = State { queue, ..State::default() };
+    runner::run(client, metrics, state, inputs).await;
 }
 
+#[derive(Default)]
 struct State {
-    client: Client,
-    recorder: Recorder,
+    queue: Queue<ObjectKey>,
     deployments: Cache<Deployment>,
     sets: Cache<ReplicaSet>,
-    queue: Queue<ObjectKey>,
+    owned: Owned,
 }
 
 impl State {
@@ -51,6 +50,7 @@ impl State {
 
     fn set(&mut self, change: &Change<ReplicaSet>) {
         let Some((key, before)) = self.sets.observe(change) else { return };
+        self.index(&key, before.as_deref());
         for set in [before, self.sets.get(&key).cloned()].into_iter().flatten() {
             if let Some(owner) = controller_of(&set.metadata) {
                 self.queue.add(ObjectKey::new(&key.namespace, &owner.name));
@@ -58,77 +58,73 @@ impl State {
         }
     }
 
-    async fn work(&mut self) {
-        let Some(key) = self.queue.pop() else { return };
-        match self.sync(&key).await {
-            Ok(()) => self.queue.succeeded(&key),
-            Err(error) => {
-                let again_in = self.queue.retry(key.clone());
-                warn!(deployment = %key, %error, ?again_in, "rollout not carried on");
-            }
+    fn index(&mut self, key: &ObjectKey, before: Option<&ReplicaSet>) {
+        let owner = |set: &ReplicaSet| controller_of(&set.metadata).map(|owner| owner.uid.clone());
+        let now = self.sets.get(key).map(Arc::as_ref).and_then(owner);
+        self.owned.set(key, before.and_then(owner).as_deref(), now.as_deref());
+    }
+}
+
+impl Controller for State {
+    type Key = ObjectKey;
+    const COMPONENT: &'static str = "deployment-controller";
+
+    fn queue(&self) -> &Queue<ObjectKey> {
+        &self.queue
+    }
+
+    fn queue_mut(&mut self) -> &mut Queue<ObjectKey> {
+        &mut self.queue
+    }
+
+    fn synced(&self) -> bool {
+        self.deployments.synced() && self.sets.synced()
+    }
+
+    fn plan(&mut self, key: &ObjectKey, now: Timestamp) -> Plan {
+        let Some(deployment) = self.deployments.get(key) else { return Plan::none() };
+        let sets = self.owned.of(deployment.metadata.uid.as_deref());
+        let sets: Vec<_> = sets.filter_map(|key| self.sets.get(key)).map(Arc::as_ref).collect();
+        let plan = plan::plan(deployment, &sets, now);
+        let events = plan.notes.iter().map(|(reason, message)| Happening {
+            about: About::object(deployment.as_ref()),
+            severity: Severity::Normal,
+            reason: reason.to_string(),
+            message: message.clone(),
+        });
+        Plan { events: events.collect(), writes: writes(key, deployment, plan), ..Plan::none() }
+    }
+
+    fn record(&mut self, write: &Write, answer: &str) {
+        if write.collection == DEPLOYMENTS {
+            self.deployments.take_in(write, answer);
+        } else if let Some((key, before)) = self.sets.take_in(write, answer) {
+            self.index(&key, before.as_deref());
         }
     }
 
-    async fn sync(&mut self, key: &ObjectKey) -> Result<(), kube::Error> {
-        let Some(deployment) = self.deployments.get(key).cloned() else { return Ok(()) };
-        let sets = self.sets.in_namespace(&key.namespace).map(AsRef::as_ref);
-        let sets: Vec<&ReplicaSet> = sets
-            .filter(|set: &&ReplicaSet| is_controlled_by(&set.metadata, &deployment.metadata))
-            .collect();
-        let plan = plan::plan(&deployment, &sets, Timestamp::now());
-        self.carry_out(key, &plan).await?;
-        for (reason, message) in &plan.notes {
-            self.recorder.tell(&*deployment, Severity::Normal, reason, message).await;
-        }
-        self.report(key, &deployment, plan).await
+    fn queue_name(_: &ObjectKey) -> &'static str {
+        "deployment"
     }
+}
 
-    async fn carry_out(
-        &mut self,
-        key: &ObjectKey,
-        plan: &DeploymentPlan,
-    ) -> Result<(), kube::Error> {
-        let api: Api<ReplicaSet> = crate::within(&self.client, &key.namespace);
-        if let Some(set) = &plan.create {
-            let created = api.create(&PostParams::default(), set).await?;
-            self.sets.record(created);
-        }
-        for set in &plan.update {
-            let written = api.replace(&set.name_any(), &PostParams::default(), set).await?;
-            self.sets.record(written);
-        }
-        for set in &plan.delete {
-            match api.delete(&set.name_any(), &DeleteParams::default()).await {
-                Err(error) if !crate::is_gone(&error) => return Err(error),
-                _ => self.sets.forget(set),
-            }
-        }
-        Ok(())
+fn writes(key: &ObjectKey, deployment: &Deployment, plan: DeploymentPlan) -> Vec<Write> {
+    let mut writes = Vec::new();
+    writes.extend(plan.create.iter().map(|set| Write::create(&key.namespace, set)));
+    writes.extend(plan.update.iter().map(|set| Write::replace(key_of(set), set)));
+    let uid = |set: &ReplicaSet| set.metadata.uid.clone();
+    writes.extend(plan.delete.iter().map(|s| Write::delete(SETS, key_of(s), uid(s).as_deref())));
+    let revision = plan.revision.as_ref();
+    if revision.is_some() && deployment.annotations().get(plan::REVISION) != revision {
+        let patch = json!({"metadata": {"annotations": {plan::REVISION: revision}}});
+        writes.push(Write::merge(DEPLOYMENTS, key.clone(), &patch));
     }
-
-    async fn report(
-        &mut self,
-        key: &ObjectKey,
-        deployment: &Deployment,
-        plan: DeploymentPlan,
-    ) -> Result<(), kube::Error> {
-        let api: Api<Deployment> = crate::within(&self.client, &key.namespace);
-        if plan.revision.is_some()
-            && deployment.annotations().get(plan::REVISION) != plan.revision.as_ref()
-        {
-            let patch = json!({"metadata": {"annotations": {plan::REVISION: plan.revision}}});
-            let written =
-                api.patch(&key.name, &PatchParams::default(), &Patch::Merge(&patch)).await?;
-            self.deployments.record(written);
-        }
-        if deployment.status.as_ref() == Some(&plan.status) {
-            return Ok(());
-        }
-        let Some(newest) = self.deployments.get(key) else { return Ok(()) };
-        let mut newest = newest.as_ref().clone();
+    if deployment.status.as_ref() != Some(&plan.status) {
+        // Its version is left out: the annotation may just have changed it.
+        let mut newest = deployment.clone();
+        newest.metadata.resource_version = None;
         newest.status = Some(plan.status);
-        let written = api.replace_status(&key.name, &PostParams::default(), &newest).await?;
-        self.deployments.record(written);
-        Ok(())
+        writes.push(Write::replace_status(key.clone(), &newest));
     }
+    writes
 }

@@ -1,125 +1,207 @@
 //! The ReplicaSet controller: keeps the number of pods.
 
-use futures::StreamExt;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
 use k8s_openapi::api::apps::v1::ReplicaSet;
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{DeleteParams, PostParams, Preconditions};
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, Client};
 use roadstead_api::key::ObjectKey;
-use roadstead_plan::owner::{controller_of, is_controlled_by};
+use roadstead_plan::backend::Backend;
+use roadstead_plan::owner::{controlled_by, controller_of};
 use roadstead_plan::replicaset as plan;
+use roadstead_plan::selection::{Labelled, Owned, Selectors};
 use roadstead_watch::cache::Cache;
-use roadstead_watch::events::{Recorder, Severity};
-use roadstead_watch::informer::{Change, Selection, informer};
+use roadstead_watch::events::{About, Happening, Severity};
+use roadstead_watch::informer::{Change, Selection, informer, key_of};
 use roadstead_watch::queue::Queue;
-use tracing::warn;
+use roadstead_watch::write::{Collection, Verb, Write};
+use serde_json::json;
+
+use crate::metrics::{Metrics, QueueMeter};
+use crate::runner::{self, Controller, Inputs, Plan};
+
+const SETS: Collection = Collection::of::<ReplicaSet>();
+const PODS: Collection = Collection::of::<Backend>();
 
 /// Runs the controller.
-pub async fn run(client: Client) {
-    let mut sets = informer(Api::<ReplicaSet>::all(client.clone()), Selection::all());
-    let mut pods = informer(Api::<Pod>::all(client.clone()), Selection::all());
-    let recorder = Recorder::new(client.clone(), "replicaset-controller");
-    let (caches, queue) = ((Cache::default(), Cache::default()), Queue::default());
-    let mut state = State { client, recorder, sets: caches.0, pods: caches.1, queue };
-    loop {
-        tokio::select! {
-            biased;
-            Some(change) = sets.next() => state.set(&change),
-            Some(change) = pods.next() => state.pod(&change),
-            () = state.queue.ready(), if state.sets.synced() && state.pods.synced() => {
-                state.work().await;
-            }
-        }
-    }
+pub async fn run(client: Client, metrics: Metrics) {
+    let all = Selection::all();
+    let inputs = Inputs::new()
+        .follow(informer(Api::<ReplicaSet>::all(client.clone()), all.clone()), State::set)
+        .follow(informer(Api::<Backend>::all(client.clone()), all), State::pod);
+    let queue = Queue::with_meter(QueueMeter::new(metrics.clone(), State::queue_name));
+    let state = State { queue, ..State::default() };
+    runner::run(client, metrics, state, inputs).await;
 }
 
+#[derive(Default)]
 struct State {
-    client: Client,
-    recorder: Recorder,
-    sets: Cache<ReplicaSet>,
-    pods: Cache<Pod>,
     queue: Queue<ObjectKey>,
+    sets: Cache<ReplicaSet>,
+    selectors: Selectors,
+    pods: Cache<Backend>,
+    owned: Owned,
+    /// Pods that nobody controls.
+    orphans: Labelled<Arc<Backend>>,
 }
 
 impl State {
     fn set(&mut self, change: &Change<ReplicaSet>) {
-        if let Some((key, _)) = self.sets.observe(change) {
-            self.queue.add(key);
-        }
+        let Some((key, _)) = self.sets.observe(change) else { return };
+        let set = self.sets.get(&key);
+        self.selectors.set(&key, set.and_then(|set| set.spec.selector.match_labels.as_ref()));
+        self.queue.add(key);
     }
 
-    fn pod(&mut self, change: &Change<Pod>) {
+    /// Wakes the owner of a pod, or those who might adopt it.
+    fn pod(&mut self, change: &Change<Backend>) {
         let Some((key, before)) = self.pods.observe(change) else { return };
-        for pod in [before, self.pods.get(&key).cloned()].into_iter().flatten() {
-            let owner = controller_of(&pod.metadata).filter(|owner| owner.kind == "ReplicaSet");
-            if let Some(owner) = owner {
-                self.queue.add(ObjectKey::new(&key.namespace, &owner.name));
-            }
+        let now = self.pods.get(&key).cloned();
+        self.index(&key, before.as_deref());
+        if let (Some(before), Some(now)) = (&before, &now)
+            && !now.differs_from(before)
+        {
+            return;
         }
-    }
-
-    async fn work(&mut self) {
-        let Some(key) = self.queue.pop() else { return };
-        match self.sync(&key).await {
-            Ok(()) => self.queue.succeeded(&key),
-            Err(error) => {
-                let again_in = self.queue.retry(key.clone());
-                warn!(replicaset = %key, %error, ?again_in, "pods not right yet");
-            }
-        }
-    }
-
-    async fn sync(&mut self, key: &ObjectKey) -> Result<(), kube::Error> {
-        let Some(set) = self.sets.get(key).cloned() else { return Ok(()) };
-        let pods = self.pods.in_namespace(&key.namespace).map(AsRef::as_ref);
-        let pods = pods.filter(|pod: &&Pod| is_controlled_by(&pod.metadata, &set.metadata));
-        let plan = plan::plan(&set, &pods.collect::<Vec<_>>(), Timestamp::now());
-        let api: Api<Pod> = crate::within(&self.client, &key.namespace);
-        for pod in &plan.create {
-            let created = api.create(&PostParams::default(), pod).await?;
-            let text = format!("Created pod: {}", created.name_any());
-            self.pods.record(created);
-            self.recorder.tell(&*set, Severity::Normal, "SuccessfulCreate", &text).await;
-        }
-        for pod in &plan.delete {
-            let only_this = Preconditions { uid: pod.uid(), resource_version: None };
-            let options = DeleteParams::default().preconditions(only_this);
-            match api.delete(&pod.name_any(), &options).await {
-                Ok(answer) => match answer.left() {
-                    Some(going) if going.metadata.deletion_timestamp.is_some() => {
-                        self.pods.record(going);
+        for pod in [before, now].into_iter().flatten() {
+            match controller_of(&pod.metadata) {
+                Some(owner) if owner.kind == "ReplicaSet" => {
+                    self.queue.add(ObjectKey::new(&key.namespace, &owner.name));
+                }
+                Some(_) => {}
+                None => {
+                    let labels = pod.metadata.labels.as_ref();
+                    for name in self.selectors.selecting(&key.namespace, labels) {
+                        self.queue.add(ObjectKey::new(&key.namespace, name));
                     }
-                    _ => self.pods.forget(pod),
-                },
-                Err(error) if crate::is_gone(&error) => self.pods.forget(pod),
-                Err(error) => return Err(error),
+                }
             }
-            let text = format!("Deleted pod: {}", pod.name_any());
-            self.recorder.tell(&*set, Severity::Normal, "SuccessfulDelete", &text).await;
         }
-        if !plan.create.is_empty() || !plan.delete.is_empty() {
-            // Report what these writes have made of it.
-            self.queue.add(key.clone());
-            return Ok(());
-        }
-        self.report(key, &set, plan.status).await
     }
 
-    async fn report(
-        &mut self,
-        key: &ObjectKey,
-        set: &ReplicaSet,
-        status: k8s_openapi::api::apps::v1::ReplicaSetStatus,
-    ) -> Result<(), kube::Error> {
-        if set.status.as_ref() == Some(&status) {
-            return Ok(());
+    fn index(&mut self, key: &ObjectKey, before: Option<&Backend>) {
+        let owner = |pod: &Backend| controller_of(&pod.metadata).map(|owner| owner.uid.clone());
+        let now = self.pods.get(key);
+        let (old, new) = (before.and_then(owner), now.and_then(|pod| owner(pod)));
+        self.owned.set(key, old.as_deref(), new.as_deref());
+        if let Some(before) = before.filter(|_| old.is_none()) {
+            self.orphans.remove(key, before.metadata.labels.as_ref());
         }
-        let mut set = set.clone();
-        set.status = Some(status);
-        let api: Api<ReplicaSet> = crate::within(&self.client, &key.namespace);
-        let written = api.replace_status(&key.name, &PostParams::default(), &set).await?;
-        self.sets.record(written);
-        Ok(())
+        if let Some(now) = now.filter(|_| new.is_none()) {
+            self.orphans.insert(key, now.metadata.labels.as_ref(), now);
+        }
     }
+}
+
+impl Controller for State {
+    type Key = ObjectKey;
+    const COMPONENT: &'static str = "replicaset-controller";
+
+    fn queue(&self) -> &Queue<ObjectKey> {
+        &self.queue
+    }
+
+    fn queue_mut(&mut self) -> &mut Queue<ObjectKey> {
+        &mut self.queue
+    }
+
+    fn synced(&self) -> bool {
+        self.sets.synced() && self.pods.synced()
+    }
+
+    fn plan(&mut self, key: &ObjectKey, now: Timestamp) -> Plan {
+        let Some(set) = self.sets.get(key) else { return Plan::none() };
+        let own = self.owned.of(set.metadata.uid.as_deref());
+        let own = own.filter_map(|key| self.pods.get(key)).map(Arc::as_ref);
+        let none = BTreeMap::new();
+        let labels = set.spec.selector.match_labels.as_ref().unwrap_or(&none);
+        let orphans = self.orphans.selected(&key.namespace, labels).into_iter().map(Arc::as_ref);
+        let claim = plan::claim(set, own.chain(orphans));
+        let plan = plan::plan(set, &claim.own, now);
+        let mut writes: Vec<_> = claim.adopt.iter().map(|pod| adopt(set, pod)).collect();
+        writes.extend(claim.release.iter().map(|pod| release(set, pod)));
+        if !writes.is_empty() {
+            // Who belongs to the set is settled first; the number of pods comes after that.
+            let again_after = Some(Duration::ZERO);
+            return Plan { writes, again_after, ..Plan::none() };
+        }
+        writes.extend(plan.create.iter().map(|pod| Write::create(&key.namespace, pod)));
+        let uid = |pod: &Backend| pod.metadata.uid.clone();
+        writes
+            .extend(plan.delete.iter().map(|p| Write::delete(PODS, key_of(*p), uid(p).as_deref())));
+        let tell = |reason: &str, message: String| Happening {
+            about: About::object(set.as_ref()),
+            severity: Severity::Normal,
+            reason: reason.to_owned(),
+            message,
+        };
+        let events = plan
+            .delete
+            .iter()
+            .map(|pod| tell("SuccessfulDelete", format!("Deleted pod: {}", pod.name())));
+        let events = events.collect();
+        if !writes.is_empty() {
+            // Report what these writes have made of it.
+            let failure =
+                Some((About::object(set.as_ref()), "FailedCreate", "Error creating".to_owned()));
+            return Plan {
+                writes,
+                events,
+                failure,
+                again_after: Some(Duration::ZERO),
+                ..Plan::none()
+            };
+        }
+        let patience = set.spec.min_ready_seconds.unwrap_or(0);
+        let waits = plan.status.ready_replicas != plan.status.available_replicas;
+        let again_after = (waits && patience > 0).then(|| Duration::from_secs(1));
+        if set.status.as_ref() != Some(&plan.status) {
+            let mut newest = set.as_ref().clone();
+            newest.status = Some(plan.status);
+            writes.push(Write::replace_status(key.clone(), &newest));
+        }
+        Plan { writes, again_after, ..Plan::none() }
+    }
+
+    fn record(&mut self, write: &Write, answer: &str) {
+        if write.collection == SETS {
+            self.sets.take_in(write, answer);
+        } else if let Some((key, before)) = self.pods.take_in(write, answer) {
+            self.index(&key, before.as_deref());
+        }
+    }
+
+    fn tell(&self, write: &Write, answer: &str) -> Option<Happening> {
+        if write.collection != PODS || write.verb != Verb::Create {
+            return None;
+        }
+        let pod: Backend = serde_json::from_str(answer).ok()?;
+        let owner = controller_of(&pod.metadata)?;
+        let namespace = write.key.namespace.as_str();
+        let set = self.sets.get(&ObjectKey::new(namespace, owner.name.as_str()))?;
+        Some(Happening {
+            about: About::object(set.as_ref()),
+            severity: Severity::Normal,
+            reason: "SuccessfulCreate".to_owned(),
+            message: format!("Created pod: {}", pod.name()),
+        })
+    }
+
+    fn queue_name(_: &ObjectKey) -> &'static str {
+        "replicaset"
+    }
+}
+
+fn adopt(set: &ReplicaSet, pod: &Backend) -> Write {
+    let patch = json!({"metadata": {"uid": pod.metadata.uid,
+        "ownerReferences": [controlled_by(set)]}});
+    Write::strategic(PODS, key_of(pod), &patch)
+}
+
+fn release(set: &ReplicaSet, pod: &Backend) -> Write {
+    let patch = json!({"metadata": {"uid": pod.metadata.uid,
+        "ownerReferences": [{"$patch": "delete", "uid": set.metadata.uid}]}});
+    Write::strategic(PODS, key_of(pod), &patch)
 }

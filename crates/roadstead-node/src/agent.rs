@@ -35,12 +35,11 @@ pub async fn run_with<R: PodRuntime>(
     runtime: R,
     stop: CancellationToken,
 ) -> Result<(), NodeError> {
-    let (recorder, waiting) = events::Recorder::new();
-    let node = config.node_name.clone();
+    let (recorder, writer) = events::Recorder::new(client.clone(), &config.node_name);
     let mut tasks = JoinSet::new();
     let beat = heartbeat::run(client.clone(), config.clone(), stop.clone());
     tasks.spawn(async { (beat.await, "heartbeat").1 });
-    let events = events::run(client.clone(), node, waiting, stop.clone());
+    let events = events::run(writer, stop.clone());
     tasks.spawn(async { (events.await, "events").1 });
     let context = Arc::new(Context { client, config, runtime, events: recorder });
     let pods = Pods::new(context).run(stop.clone());

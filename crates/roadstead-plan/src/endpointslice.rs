@@ -1,20 +1,25 @@
 //! The EndpointSlices of a Service.
 //!
 //! `desired` says which endpoints there should be, `pack` puts them into slices with few writes,
-//! and this module dresses the slices and pairs those to create with those to delete.
+//! `hints` says whom they are for, and this module dresses the slices and pairs those to create
+//! with those to delete.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::core::v1::{Node, Pod, Service};
-use k8s_openapi::api::discovery::v1::{Endpoint, EndpointPort, EndpointSlice};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, Service};
+use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::owner;
+use crate::backend::Backend;
+use crate::{owner, trigger};
 
-mod desired;
+pub(crate) mod desired;
+pub mod hints;
 mod pack;
 
-use desired::PortSet;
+use desired::{Candidate, PortSet};
+use hints::{Mode, Note, Slices, Topology};
 
 /// The label that leads from a slice to its Service.
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
@@ -30,13 +35,17 @@ pub struct Input<'a> {
     /// The Service.
     pub service: &'a Service,
     /// The pods that its selector matches.
-    pub pods: &'a [&'a Pod],
+    pub pods: &'a [&'a Backend],
     /// Finds the node of a pod.
     pub node: &'a dyn Fn(&str) -> Option<&'a Node>,
     /// The slices of the Service that we manage.
     pub slices: &'a [&'a EndpointSlice],
     /// How many endpoints fit into a slice.
     pub max_endpoints: usize,
+    /// What the nodes say about zones.
+    pub topology: &'a Topology,
+    /// What a change made now is due to.
+    pub trigger: Option<Timestamp>,
 }
 
 /// The writes that make the slices right.
@@ -50,6 +59,25 @@ pub struct SlicePlan {
     pub delete: Vec<EndpointSlice>,
     /// Pods left out because their node is unknown: the plan should be made again.
     pub missing_nodes: BTreeSet<String>,
+    /// What to tell about hints, by address family.
+    pub notes: Vec<(String, Note)>,
+    /// Figures for the operator.
+    pub counts: Counts,
+}
+
+/// How much there is and how much changes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Endpoints that there should be.
+    pub endpoints: usize,
+    /// Slices that there will be.
+    pub slices: usize,
+    /// Slices that would be enough.
+    pub desired_slices: usize,
+    /// Endpoints that come.
+    pub added: usize,
+    /// Endpoints that go.
+    pub removed: usize,
 }
 
 /// Plans the slices of a Service that has a selector.
@@ -77,13 +105,33 @@ pub fn plan(input: &Input<'_>) -> SlicePlan {
     if service.metadata.deletion_timestamp.is_some() {
         plan.create.clear();
     }
+    for slice in plan.create.iter_mut().chain(&mut plan.update) {
+        annotate(&mut slice.metadata, input.trigger);
+    }
     plan
+}
+
+/// Says what a change is due to, or that it is not known.
+pub(crate) fn annotate(metadata: &mut ObjectMeta, trigger: Option<Timestamp>) {
+    match trigger {
+        Some(trigger) => {
+            let annotations = metadata.annotations.get_or_insert_default();
+            annotations.insert(trigger::ANNOTATION.to_owned(), trigger.to_string());
+        }
+        None => {
+            if let Some(annotations) = &mut metadata.annotations {
+                annotations.remove(trigger::ANNOTATION);
+            }
+        }
+    }
+    metadata.annotations =
+        metadata.annotations.take().filter(|annotations| !annotations.is_empty());
 }
 
 fn plan_family(
     input: &Input<'_>,
     family: &str,
-    mut wanted: BTreeMap<PortSet, Vec<Endpoint>>,
+    wanted: BTreeMap<PortSet, Vec<Candidate<'_>>>,
     existing: &[&EndpointSlice],
     labels: &BTreeMap<String, String>,
     plan: &mut SlicePlan,
@@ -100,38 +148,65 @@ fn plan_family(
         ports: Some(ports.to_ports()).filter(|ports| !ports.is_empty()),
         endpoints: Some(endpoints).filter(|endpoints| !endpoints.is_empty()),
     };
-    let mut by_ports: BTreeMap<PortSet, Vec<&EndpointSlice>> = BTreeMap::new();
-    for slice in existing {
-        by_ports.entry(PortSet::of(slice)).or_default().push(slice);
-    }
     if wanted.is_empty() {
         // A Service always has a slice, so that everyone can see that it leads nowhere.
         return plan_placeholder(existing, new(&PortSet::default(), vec![]), plan);
     }
-    let unwanted = by_ports.iter().filter(|(ports, _)| !wanted.contains_key(ports));
-    plan.delete.extend(unwanted.flat_map(|(_, slices)| slices).map(|slice| (*slice).clone()));
-    for (ports, endpoints) in &mut wanted {
-        let slices = by_ports.remove(ports).unwrap_or_default();
-        let endpoints = std::mem::take(endpoints);
-        let is_dressed = |slice: &EndpointSlice| slice.metadata.labels.as_ref() == Some(labels);
-        let packed = pack::pack(&slices, endpoints, input.max_endpoints, is_dressed);
-        plan.create.extend(packed.create.into_iter().map(|endpoints| new(ports, endpoints)));
+    let mut by_ports: BTreeMap<PortSet, Vec<&EndpointSlice>> = BTreeMap::new();
+    for slice in existing {
+        by_ports.entry(PortSet::of(slice)).or_default().push(slice);
+    }
+    let mut slices = Slices::default();
+    let is_dressed = |slice: &EndpointSlice| same_labels(slice, labels);
+    for (ports, candidates) in wanted {
+        plan.counts.endpoints += candidates.len();
+        plan.counts.desired_slices += candidates.len().div_ceil(input.max_endpoints.max(1));
+        let old = by_ports.remove(&ports).unwrap_or_default();
+        let packed = pack::pack(&old, candidates, input.max_endpoints, is_dressed);
+        plan.counts.added += packed.added;
+        plan.counts.removed += packed.removed;
+        slices.create.extend(packed.create.into_iter().map(|endpoints| new(&ports, endpoints)));
+        slices.untouched.extend(packed.untouched);
         plan.delete.extend(packed.delete.into_iter().cloned());
-        plan.update.extend(packed.update.into_iter().map(|(slice, endpoints)| {
-            let mut slice = slice.clone();
-            slice.metadata.labels = Some(labels.clone());
-            slice.endpoints = Some(endpoints);
-            slice
+        slices.update.extend(packed.update.into_iter().map(|(slice, endpoints)| EndpointSlice {
+            metadata: ObjectMeta { labels: Some(labels.clone()), ..slice.metadata.clone() },
+            endpoints: Some(endpoints),
+            ..slice.clone()
         }));
     }
+    plan.delete.extend(by_ports.into_values().flatten().cloned());
+    let had = existing.iter().any(|slice| has_hints(slice));
+    let note = hints::assign(Mode::of(input.service), input.topology, had, &mut slices);
+    plan.notes.extend(note.map(|note| (family.to_owned(), note)));
+    plan.counts.slices += slices.create.len() + slices.update.len() + slices.untouched.len();
+    plan.create.append(&mut slices.create);
+    plan.update.append(&mut slices.update);
+}
+
+fn has_hints(slice: &EndpointSlice) -> bool {
+    slice.endpoints.iter().flatten().any(|endpoint| endpoint.hints.is_some())
+}
+
+/// Whether a slice has the labels it should have. The headless mark alone is not worth a write.
+fn same_labels(slice: &EndpointSlice, labels: &BTreeMap<String, String>) -> bool {
+    let without = |labels: &BTreeMap<String, String>| {
+        let mut labels = labels.clone();
+        labels.remove(HEADLESS);
+        labels
+    };
+    let own = slice.metadata.labels.as_ref();
+    own == Some(labels) || own.map(without) == Some(without(labels))
 }
 
 fn plan_placeholder(existing: &[&EndpointSlice], placeholder: EndpointSlice, plan: &mut SlicePlan) {
     let is_same = |slice: &EndpointSlice| {
         slice.endpoints.as_ref().is_none_or(Vec::is_empty)
             && slice.ports.as_ref().is_none_or(Vec::is_empty)
-            && slice.metadata.labels == placeholder.metadata.labels
+            && placeholder.metadata.labels.as_ref().is_some_and(|l| same_labels(slice, l))
     };
+    plan.counts.slices += 1;
+    plan.counts.desired_slices += 1;
+    plan.counts.removed += existing.iter().flat_map(|s| s.endpoints.iter().flatten()).count();
     let kept = existing.iter().position(|slice| is_same(slice));
     let others = existing.iter().enumerate().filter(|(index, _)| Some(*index) != kept);
     plan.delete.extend(others.map(|(_, slice)| (*slice).clone()));
@@ -176,16 +251,6 @@ fn labels(service: &Service) -> BTreeMap<String, String> {
 
 fn name(service: &Service) -> &str {
     service.metadata.name.as_deref().unwrap_or("")
-}
-
-/// A port as slices are grouped by it.
-fn port_key(port: &EndpointPort) -> desired::Port {
-    desired::Port {
-        name: port.name.clone().unwrap_or_default(),
-        protocol: port.protocol.clone().unwrap_or_else(|| "TCP".into()),
-        port: port.port.unwrap_or(0),
-        app_protocol: port.app_protocol.clone(),
-    }
 }
 
 #[cfg(test)]

@@ -6,10 +6,17 @@
 //! inside a transaction is carried out by `roadstead-server`.
 
 pub mod alloc;
+pub mod backend;
 pub mod deployment;
+pub mod endpoints;
 pub mod endpointslice;
 pub mod gc;
+pub mod loadbalancer;
+pub mod mirror;
+pub mod node_health;
 pub mod owner;
 pub mod pod;
 pub mod replicaset;
 pub mod schedule;
+pub mod selection;
+pub mod trigger;

@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use kube::{Resource, ResourceExt};
 use roadstead_api::key::ObjectKey;
+use serde::de::DeserializeOwned;
 
 use crate::informer::{Change, key_of};
+use crate::write::{Verb, Write};
 
 /// The newest known state of every object of a kind.
 ///
@@ -60,6 +62,30 @@ impl<K: Resource> Cache<K> {
         }
     }
 
+    /// Takes in the server's answer to one of the owner's own writes; says what it changed.
+    pub fn take_in(&mut self, write: &Write, answer: &str) -> Option<(ObjectKey, Option<Arc<K>>)>
+    where
+        K: DeserializeOwned,
+    {
+        let object = serde_json::from_str::<K>(answer).ok().filter(|o| o.meta().uid.is_some());
+        let stays = |object: &K| object.meta().deletion_timestamp.is_some();
+        match object {
+            Some(object) if write.verb != Verb::Delete || stays(&object) => {
+                self.set(Arc::new(object))
+            }
+            _ if write.verb == Verb::Delete => {
+                let known = self.objects.get(&write.key)?;
+                if write.uid.is_some() && known.uid() != write.uid {
+                    return None;
+                }
+                let before = self.objects.remove(&write.key)?;
+                self.deleted.extend(before.uid());
+                Some((write.key.clone(), Some(before)))
+            }
+            _ => None,
+        }
+    }
+
     fn set(&mut self, object: Arc<K>) -> Option<(ObjectKey, Option<Arc<K>>)> {
         if object.uid().is_some_and(|uid| self.deleted.contains(&uid)) {
             return None;
@@ -83,6 +109,16 @@ impl<K: Resource> Cache<K> {
     /// The object of that key.
     pub fn get(&self, key: &ObjectKey) -> Option<&Arc<K>> {
         self.objects.get(key)
+    }
+
+    /// How many objects there are.
+    pub fn len(&self) -> usize {
+        self.objects.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.objects.is_empty()
     }
 
     /// All objects, in the order of their keys.

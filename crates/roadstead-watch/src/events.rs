@@ -1,17 +1,30 @@
 //! Telling users what happened to an object, where they look for it: `kubectl describe`.
+//!
+//! Events are best effort: they are written one after the other in the background, and losing one
+//! harms nobody. One that repeats is counted rather than written again.
 
-use std::fmt::Debug;
+use std::collections::HashMap;
 
-use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
+use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
-use kube::api::PostParams;
-use kube::{Api, Client, Resource, ResourceExt};
+use k8s_openapi::{Metadata, Resource};
+use kube::Client;
+use roadstead_api::key::ObjectKey;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
 use tracing::debug;
 
+use crate::write::{Collection, Write};
+
+/// More events than this may wait to be written; the rest is dropped.
+const MOST_WAITING: usize = 1024;
+/// That many events are remembered, to count repeats.
+const MOST_REMEMBERED: usize = 512;
+const EVENTS: Collection = Collection::of::<Event>();
+
 /// Whether an event is good news.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Severity {
     /// As planned.
     Normal,
@@ -19,55 +32,147 @@ pub enum Severity {
     Warning,
 }
 
-/// Writes events in the name of one component.
-#[derive(Clone)]
+/// The object that an event is about.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct About {
+    /// Its group and version.
+    pub api_version: String,
+    /// Its kind.
+    pub kind: String,
+    /// Its namespace, or "".
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its uid.
+    pub uid: String,
+    /// The part of it that is meant, or "".
+    pub field: String,
+}
+
+impl About {
+    /// An object as a whole.
+    pub fn object<K: Resource + Metadata<Ty = ObjectMeta>>(object: &K) -> Self {
+        let metadata = object.metadata();
+        let text = |field: &Option<String>| field.clone().unwrap_or_default();
+        Self {
+            api_version: K::API_VERSION.to_owned(),
+            kind: K::KIND.to_owned(),
+            namespace: text(&metadata.namespace),
+            name: text(&metadata.name),
+            uid: text(&metadata.uid),
+            field: String::new(),
+        }
+    }
+}
+
+/// What there is to tell.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Happening {
+    /// About which object.
+    pub about: About,
+    /// Good news or not.
+    pub severity: Severity,
+    /// One word.
+    pub reason: String,
+    /// A sentence.
+    pub message: String,
+}
+
+/// Takes events; cheap to clone.
+#[derive(Clone, Debug)]
 pub struct Recorder {
-    client: Client,
-    component: String,
+    send: mpsc::Sender<Happening>,
 }
 
 impl Recorder {
-    /// A recorder for that component.
-    pub fn new(client: Client, component: impl Into<String>) -> Self {
-        Self { client, component: component.into() }
+    /// A recorder in the name of a component on a host (which may be ""), and the writer that
+    /// somebody must run.
+    pub fn new(
+        client: Client,
+        component: impl Into<String>,
+        host: impl Into<String>,
+    ) -> (Self, Writer) {
+        let (send, receive) = mpsc::channel(MOST_WAITING);
+        let (component, host) = (component.into(), host.into());
+        (Self { send }, Writer { client, component, host, receive, seen: HashMap::new() })
     }
 
-    /// Tells about an object. Events are best effort: a failure is not worth a retry.
-    pub async fn tell<K>(&self, about: &K, severity: Severity, reason: &str, message: &str)
-    where
-        K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Debug,
-    {
-        let namespace = about.namespace().unwrap_or_else(|| "default".into());
-        let now = Timestamp::now();
-        let name = about.name_any();
-        let event = Event {
-            metadata: ObjectMeta {
-                name: Some(format!("{name}.{:x}", now.as_nanosecond())),
-                namespace: Some(namespace.clone()),
-                ..Default::default()
-            },
-            involved_object: ObjectReference {
-                api_version: Some(K::api_version(&()).into_owned()),
-                kind: Some(K::kind(&()).into_owned()),
-                name: Some(name),
-                namespace: about.namespace(),
-                uid: about.uid(),
-                resource_version: about.resource_version(),
-                ..Default::default()
-            },
-            reason: Some(reason.to_owned()),
-            message: Some(message.to_owned()),
-            type_: Some(format!("{severity:?}")),
-            source: Some(EventSource { component: Some(self.component.clone()), host: None }),
-            reporting_component: Some(self.component.clone()),
-            first_timestamp: Some(Time(now)),
-            last_timestamp: Some(Time(now)),
-            count: Some(1),
-            ..Default::default()
-        };
-        let api: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
-        if let Err(error) = api.create(&PostParams::default(), &event).await {
-            debug!(%error, reason, "event lost");
+    /// Tells something, unless too much waits already.
+    pub fn tell(&self, happening: Happening) {
+        let Happening { about, reason, message, .. } = &happening;
+        debug!(kind = about.kind, name = about.name, reason, message, "event");
+        let _ = self.send.try_send(happening);
+    }
+}
+
+/// Writes what its recorder takes.
+pub struct Writer {
+    client: Client,
+    component: String,
+    host: String,
+    receive: mpsc::Receiver<Happening>,
+    /// The name and the count of what has been written.
+    seen: HashMap<Happening, (String, i32)>,
+}
+
+impl Writer {
+    /// Writes events until the last recorder is gone.
+    pub async fn run(mut self) {
+        while let Some(happening) = self.receive.recv().await {
+            self.write(happening, Timestamp::now()).await;
         }
+    }
+
+    async fn write(&mut self, happening: Happening, now: Timestamp) {
+        let namespace = match happening.about.namespace.as_str() {
+            "" => "default".to_owned(),
+            own => own.to_owned(),
+        };
+        if let Some((name, count)) = self.seen.get_mut(&happening) {
+            let patch = json!({"count": *count + 1, "lastTimestamp": Time(now)});
+            let key = ObjectKey::new(&namespace, name.as_str());
+            if Write::merge(EVENTS, key, &patch).send(&self.client).await.is_ok() {
+                *count += 1;
+                return;
+            }
+        }
+        let name = format!("{}.{:x}", happening.about.name, now.as_nanosecond());
+        let event = self.event(&happening, &name, &namespace, now);
+        match Write::create_value(EVENTS, &namespace, &event).send(&self.client).await {
+            Ok(_) => {
+                if self.seen.len() >= MOST_REMEMBERED {
+                    self.seen.clear();
+                }
+                self.seen.insert(happening, (name, 1));
+            }
+            Err(error) => debug!(%error, reason = happening.reason, "event lost"),
+        }
+    }
+
+    fn event(&self, told: &Happening, name: &str, namespace: &str, now: Timestamp) -> Value {
+        let about = &told.about;
+        let some = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+        json!({
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": namespace},
+            "involvedObject": {
+                "apiVersion": about.api_version,
+                "kind": about.kind,
+                "namespace": some(&about.namespace),
+                "name": about.name,
+                "uid": some(&about.uid),
+                "fieldPath": some(&about.field),
+            },
+            "reason": told.reason,
+            "message": told.message,
+            "type": format!("{:?}", told.severity),
+            "count": 1,
+            "firstTimestamp": Time(now),
+            "lastTimestamp": Time(now),
+            "source": {"component": self.component, "host": some(&self.host)},
+            "reportingComponent": self.component,
+            "reportingInstance": some(&self.host),
+        })
     }
 }

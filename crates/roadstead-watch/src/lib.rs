@@ -14,3 +14,4 @@ mod follow;
 pub mod informer;
 pub mod queue;
 pub mod status;
+pub mod write;

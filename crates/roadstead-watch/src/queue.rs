@@ -1,45 +1,119 @@
 //! Keys waiting to be worked on.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
 use std::future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{self, Instant};
 
-/// The first retry comes after this; each further one waits twice as long.
-const FIRST_RETRY: Duration = Duration::from_millis(5);
-/// No retry waits longer than this.
-const LAST_RETRY: Duration = Duration::from_secs(30);
+/// How long a key waits after a failure: twice as long each time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Backoff {
+    /// After the first failure.
+    pub first: Duration,
+    /// Never longer than this.
+    pub longest: Duration,
+}
 
-/// A set of keys, some due now and some later. Adding a waiting key again changes nothing.
-#[derive(Debug)]
+impl Default for Backoff {
+    fn default() -> Self {
+        Self { first: Duration::from_millis(5), longest: Duration::from_secs(30) }
+    }
+}
+
+impl Backoff {
+    /// The wait after that many failures before this one.
+    pub fn after(&self, failures: u32) -> Duration {
+        self.first.saturating_mul(1 << failures.min(20)).min(self.longest)
+    }
+}
+
+/// Somebody who counts what a queue does.
+pub trait Meter<K>: Send + Sync {
+    /// A key became due that was not waiting.
+    fn added(&self, key: &K);
+    /// A key was taken after waiting that long.
+    fn taken(&self, key: &K, waited: Duration);
+    /// A key failed and comes again.
+    fn retried(&self, key: &K);
+}
+
+/// A set of keys, some due now and some later. Adding a waiting key again changes nothing; those
+/// that are due leave in the order they came.
 pub struct Queue<K> {
-    due: BTreeSet<K>,
-    later: BTreeMap<(Instant, K), ()>,
+    order: VecDeque<K>,
+    due: BTreeMap<K, Instant>,
+    later: BTreeSet<(Instant, K)>,
+    /// When a key in `later` is due: a key waits for one moment only, the earliest.
+    moments: BTreeMap<K, Instant>,
     failures: BTreeMap<K, u32>,
+    meter: Option<Arc<dyn Meter<K>>>,
 }
 
 impl<K> Default for Queue<K> {
     fn default() -> Self {
-        Self { due: BTreeSet::new(), later: BTreeMap::new(), failures: BTreeMap::new() }
+        Self {
+            order: VecDeque::new(),
+            due: BTreeMap::new(),
+            later: BTreeSet::new(),
+            moments: BTreeMap::new(),
+            failures: BTreeMap::new(),
+            meter: None,
+        }
+    }
+}
+
+impl<K: fmt::Debug> fmt::Debug for Queue<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut view = f.debug_struct("Queue");
+        view.field("order", &self.order).field("later", &self.later).finish_non_exhaustive()
     }
 }
 
 impl<K: Ord + Clone> Queue<K> {
-    /// Makes a key due now.
-    pub fn add(&mut self, key: K) {
-        self.due.insert(key);
+    /// A queue that is watched.
+    pub fn with_meter(meter: Arc<dyn Meter<K>>) -> Self {
+        Self { meter: Some(meter), ..Self::default() }
     }
 
-    /// Makes a key due after a while.
+    /// Makes a key due now.
+    pub fn add(&mut self, key: K) {
+        if self.due.contains_key(&key) {
+            return;
+        }
+        if let Some(meter) = &self.meter {
+            meter.added(&key);
+        }
+        self.due.insert(key.clone(), Instant::now());
+        self.order.push_back(key);
+    }
+
+    /// Makes a key due after a while, unless it will be sooner anyway.
     pub fn add_after(&mut self, key: K, delay: Duration) {
-        self.later.insert((Instant::now() + delay, key), ());
+        let at = Instant::now() + delay;
+        match self.moments.get(&key) {
+            Some(known) if *known <= at => return,
+            Some(known) => drop(self.later.remove(&(*known, key.clone()))),
+            None => {}
+        }
+        self.moments.insert(key.clone(), at);
+        self.later.insert((at, key));
     }
 
     /// Makes a key due again after a failure, later each time; returns the delay.
     pub fn retry(&mut self, key: K) -> Duration {
+        self.retry_with(key, Backoff::default())
+    }
+
+    /// The same with another patience.
+    pub fn retry_with(&mut self, key: K, backoff: Backoff) -> Duration {
+        if let Some(meter) = &self.meter {
+            meter.retried(&key);
+        }
         let failures = self.failures.entry(key.clone()).or_default();
-        let delay = FIRST_RETRY.saturating_mul(1 << (*failures).min(16)).min(LAST_RETRY);
+        let delay = backoff.after(*failures);
         *failures += 1;
         self.add_after(key, delay);
         delay
@@ -53,23 +127,26 @@ impl<K: Ord + Clone> Queue<K> {
     /// Takes a key that is due, if there is one.
     pub fn pop(&mut self) -> Option<K> {
         let now = Instant::now();
-        while let Some(entry) = self.later.first_entry() {
-            if entry.key().0 > now {
-                break;
-            }
-            let (_, key) = entry.remove_entry().0;
-            self.due.insert(key);
+        while self.later.first().is_some_and(|(at, _)| *at <= now) {
+            let Some((_, key)) = self.later.pop_first() else { break };
+            self.moments.remove(&key);
+            self.add(key);
         }
-        self.due.pop_first()
+        let key = self.order.pop_front()?;
+        let since = self.due.remove(&key);
+        if let Some(meter) = &self.meter {
+            meter.taken(&key, since.map_or(Duration::ZERO, |since| now - since));
+        }
+        Some(key)
     }
 
     /// Waits until a key is due. Safe to drop at any moment.
     pub async fn ready(&self) {
-        if !self.due.is_empty() {
+        if !self.order.is_empty() {
             return;
         }
-        match self.later.first_key_value() {
-            Some(((at, _), ())) => time::sleep_until(*at).await,
+        match self.later.first() {
+            Some((at, _)) => time::sleep_until(*at).await,
             None => future::pending().await,
         }
     }
@@ -82,15 +159,23 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn bursts_collapse_and_retries_back_off() {
         let mut queue = Queue::default();
-        queue.add("a");
-        queue.add("a");
-        assert_eq!((queue.pop(), queue.pop()), (Some("a"), None));
+        ["b", "a", "b"].into_iter().for_each(|key| queue.add(key));
+        assert_eq!((queue.pop(), queue.pop(), queue.pop()), (Some("b"), Some("a"), None));
 
         let delays: Vec<_> = (0..3).map(|_| queue.retry("a").as_millis()).collect();
         assert_eq!(delays, [5, 10, 20]);
         queue.ready().await;
         assert_eq!(queue.pop(), Some("a"));
+        time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(queue.pop(), None, "a key waits for the earliest of its moments only");
         queue.succeeded(&"a");
         assert_eq!(queue.retry("a").as_millis(), 5);
+    }
+
+    #[test]
+    fn patience_has_an_end() {
+        let backoff = Backoff { first: Duration::from_secs(1), longest: Duration::from_secs(100) };
+        let waits: Vec<_> = [0, 1, 6, 7, 60].map(|n| backoff.after(n).as_secs()).into();
+        assert_eq!(waits, [1, 2, 64, 100, 100]);
     }
 }

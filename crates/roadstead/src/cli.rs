@@ -7,7 +7,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
-use crate::{apiserver, proxy, render, snapshot, trace, up, wait};
+use crate::{apiserver, controllers, proxy, render, snapshot, trace, up, wait};
 
 /// Kubernetes Services for any Linux machine.
 ///
@@ -37,6 +37,8 @@ pub enum Command {
     Up(up::Args),
     /// Run only the API server.
     Apiserver(apiserver::Args),
+    /// Run controllers against any Kubernetes cluster.
+    Controllers(controllers::Args),
     /// Run only the proxy, in the place of kube-proxy in any cluster.
     Proxy(proxy::Args),
     /// Print what the proxy would write into the kernel.
@@ -64,6 +66,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Command::Up(args) => up::run(args).await,
         Command::Apiserver(args) => apiserver::run(args).await,
+        Command::Controllers(args) => controllers::run(args).await,
         Command::Proxy(args) => proxy::run(args).await,
         Command::Render(args) => render::run(args).await,
         Command::Trace(args) => trace::run(args).await,

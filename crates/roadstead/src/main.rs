@@ -6,6 +6,7 @@
 mod apiserver;
 mod cli;
 mod compose;
+mod controllers;
 mod culprit;
 mod machine;
 mod proxy;

@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::compose::Tasks;
-use crate::{apiserver, machine, visible};
+use crate::{apiserver, controllers, machine, visible};
 
 /// Start everything on this machine: API server, controllers, DNS, proxy and node agent.
 #[derive(Clone, Debug, Parser)]
@@ -66,6 +66,8 @@ pub struct Args {
     bridge: String,
     #[command(flatten)]
     audit: apiserver::AuditArgs,
+    #[command(flatten)]
+    controllers: controllers::Options,
 }
 
 /// What `up` has worked out from its arguments and the machine.
@@ -175,10 +177,10 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     server.write_kubeconfig(&authority, &plan.kubeconfig)?;
     tasks.spawn("API server", async move { Ok(server.task.await??) });
     let root_ca = Some(authority.certificate().to_owned());
-    let settings = roadstead_controllers::Settings { root_ca, ..Default::default() };
-    for name in roadstead_controllers::ALL {
+    let settings = roadstead_controllers::Settings { root_ca, ..plan.args.controllers.settings() };
+    for (name, names) in roadstead_controllers::tasks(&roadstead_controllers::ALL) {
         let settings = settings.clone();
-        let work = roadstead_controllers::run(name, client.clone(), settings, stop.clone());
+        let work = roadstead_controllers::run(names, client.clone(), settings, stop.clone());
         tasks.spawn(name, async move {
             work.await;
             Ok(())

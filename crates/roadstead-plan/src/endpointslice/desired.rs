@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use k8s_openapi::api::core::v1::{Container, ObjectReference, Pod, Service, ServicePort};
+use k8s_openapi::api::core::v1::{ObjectReference, Service, ServicePort};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::Input;
-use crate::pod;
+use crate::backend::Backend;
 
 const ZONE: &str = "topology.kubernetes.io/zone";
 
@@ -28,9 +28,29 @@ pub struct PortSet(Vec<Port>);
 impl PortSet {
     /// The ports of a slice.
     pub fn of(slice: &EndpointSlice) -> Self {
-        let mut ports: Vec<_> = slice.ports.iter().flatten().map(super::port_key).collect();
+        let ports = slice.ports.iter().flatten().map(|port| Port {
+            name: port.name.clone().unwrap_or_default(),
+            protocol: port.protocol.clone().unwrap_or_else(|| "TCP".into()),
+            port: port.port.unwrap_or(0),
+            app_protocol: port.app_protocol.clone(),
+        });
+        Self::sorted(ports.collect())
+    }
+
+    /// These ports, in order.
+    pub fn sorted(mut ports: Vec<Port>) -> Self {
         ports.sort();
         Self(ports)
+    }
+
+    /// The ports themselves.
+    pub fn ports(&self) -> &[Port] {
+        &self.0
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// As a slice has them.
@@ -45,9 +65,91 @@ impl PortSet {
     }
 }
 
+/// An endpoint that should be there. It borrows everything, because most are there already.
+#[derive(Clone, Copy, Debug)]
+pub struct Candidate<'a> {
+    pub pod: &'a Backend,
+    pub address: IpAddr,
+    hostname: Option<&'a str>,
+    zone: Option<&'a str>,
+    publish_all: bool,
+}
+
+impl Candidate<'_> {
+    /// Whether an endpoint is this one, if perhaps with other attributes.
+    pub fn is(&self, endpoint: &Endpoint) -> bool {
+        let target = endpoint.target_ref.as_ref();
+        let address = match endpoint.addresses.as_slice() {
+            [one] => one.parse::<IpAddr>().ok(),
+            _ => None,
+        };
+        address == Some(self.address)
+            && endpoint.hostname.as_deref() == self.hostname
+            && target.and_then(|t| t.name.as_deref()) == self.pod.metadata.name.as_deref()
+            && target.and_then(|t| t.namespace.as_deref()) == self.pod.metadata.namespace.as_deref()
+    }
+
+    /// Whether an endpoint that is this one says about it what is true. Hints do not count.
+    pub fn is_described_by(&self, endpoint: &Endpoint) -> bool {
+        let target = endpoint.target_ref.as_ref();
+        let node = Some(self.pod.node.as_str()).filter(|name| !name.is_empty());
+        endpoint.conditions.as_ref() == Some(&self.conditions())
+            && endpoint.zone.as_deref() == self.zone
+            && endpoint.node_name.as_deref() == node
+            && target.and_then(|t| t.uid.as_deref()) == self.pod.metadata.uid.as_deref()
+            && target.and_then(|t| t.kind.as_deref()) == Some("Pod")
+    }
+
+    fn conditions(&self) -> EndpointConditions {
+        let (serving, terminating) = (self.pod.ready, self.pod.is_terminating());
+        EndpointConditions {
+            ready: Some(self.publish_all || (serving && !terminating)),
+            serving: Some(serving),
+            terminating: Some(terminating),
+        }
+    }
+
+    /// As a slice has it.
+    pub fn to_endpoint(self) -> Endpoint {
+        Endpoint {
+            addresses: vec![self.address.to_string()],
+            conditions: Some(self.conditions()),
+            hostname: self.hostname.map(str::to_owned),
+            node_name: Some(self.pod.node.clone()).filter(|name| !name.is_empty()),
+            target_ref: Some(target_ref(self.pod)),
+            zone: self.zone.map(str::to_owned),
+            ..Default::default()
+        }
+    }
+}
+
+/// How endpoints name their pod.
+pub(crate) fn target_ref(pod: &Backend) -> ObjectReference {
+    ObjectReference {
+        kind: Some("Pod".into()),
+        namespace: pod.metadata.namespace.clone(),
+        name: pod.metadata.name.clone(),
+        uid: pod.metadata.uid.clone(),
+        ..Default::default()
+    }
+}
+
+/// The name under which a Service makes a pod known, if it does.
+pub(crate) fn hostname<'a>(service: &Service, pod: &'a Backend) -> Option<&'a str> {
+    let is_under_it = service.metadata.name.as_deref() == Some(&pod.subdomain)
+        && service.metadata.namespace == pod.metadata.namespace;
+    Some(pod.hostname.as_str()).filter(|hostname| is_under_it && !hostname.is_empty())
+}
+
 /// Whether clients get the addresses of pods instead of one for all.
-pub fn is_headless(service: &Service) -> bool {
+pub(crate) fn is_headless(service: &Service) -> bool {
     service.spec.as_ref().is_some_and(|spec| spec.cluster_ip.as_deref() == Some("None"))
+}
+
+/// Whether pods that are not ready count as if they were.
+pub(crate) fn publishes_all(service: &Service) -> bool {
+    let spec = service.spec.as_ref();
+    spec.and_then(|spec| spec.publish_not_ready_addresses) == Some(true)
 }
 
 /// The address families that get slices.
@@ -62,110 +164,68 @@ pub fn families(service: &Service) -> Vec<String> {
 }
 
 /// The endpoints of one family, by the ports they have.
-pub fn endpoints(
-    input: &Input<'_>,
+pub fn endpoints<'a>(
+    input: &Input<'a>,
     family: &str,
     missing_nodes: &mut BTreeSet<String>,
-) -> BTreeMap<PortSet, Vec<Endpoint>> {
-    let mut all: BTreeMap<PortSet, Vec<Endpoint>> = BTreeMap::new();
-    let publish_all = input.service.spec.as_ref().and_then(|s| s.publish_not_ready_addresses);
-    let publish_all = publish_all == Some(true);
-    for pod in input.pods.iter().filter(|pod| !pod::is_finished(pod)) {
-        let addresses = addresses(pod, family);
-        if addresses.is_empty() {
-            continue;
-        }
-        let node = (input.node)(pod::node(pod));
-        if node.is_none() && !pod::node(pod).is_empty() && !publish_all {
-            missing_nodes.insert(pod::node(pod).to_owned());
+) -> BTreeMap<PortSet, Vec<Candidate<'a>>> {
+    let mut all: BTreeMap<PortSet, Vec<Candidate<'a>>> = BTreeMap::new();
+    let publish_all = publishes_all(input.service);
+    let common = common_ports(input.service);
+    for &pod in input.pods.iter().filter(|pod| !pod.is_finished()) {
+        let wanted = |address: &&IpAddr| address.is_ipv6() == (family == "IPv6");
+        let Some(&address) = pod.addresses.iter().find(wanted) else { continue };
+        let node = (input.node)(&pod.node);
+        if node.is_none() && !pod.node.is_empty() && !publish_all {
+            missing_nodes.insert(pod.node.clone());
             continue;
         }
         let labels = node.and_then(|node| node.metadata.labels.as_ref());
-        let zone = labels.and_then(|labels| labels.get(ZONE)).cloned();
-        let endpoint = endpoint(input.service, pod, addresses, zone, publish_all);
-        all.entry(ports(input.service, pod)).or_default().push(endpoint);
+        let zone = labels.and_then(|labels| labels.get(ZONE)).map(String::as_str);
+        let hostname = hostname(input.service, pod);
+        let candidate = Candidate { pod, address, hostname, zone, publish_all };
+        match &common {
+            Some(common) if all.contains_key(common) => {
+                all.get_mut(common).expect("it is there").push(candidate);
+            }
+            Some(common) => drop(all.insert(common.clone(), vec![candidate])),
+            None => all.entry(ports(input.service, pod)).or_default().push(candidate),
+        }
     }
     all
 }
 
-fn endpoint(
-    service: &Service,
-    pod: &Pod,
-    addresses: Vec<String>,
-    zone: Option<String>,
-    publish_all: bool,
-) -> Endpoint {
-    let (serving, terminating) = (pod::is_ready(pod), pod::is_terminating(pod));
-    let hostname = pod.spec.as_ref().and_then(|spec| {
-        let mine = spec.subdomain == service.metadata.name;
-        spec.hostname.clone().filter(|hostname| mine && !hostname.is_empty())
-    });
-    Endpoint {
-        addresses,
-        conditions: Some(EndpointConditions {
-            ready: Some(publish_all || (serving && !terminating)),
-            serving: Some(serving),
-            terminating: Some(terminating),
-        }),
-        hostname,
-        node_name: Some(pod::node(pod).to_owned()).filter(|name| !name.is_empty()),
-        target_ref: Some(ObjectReference {
-            kind: Some("Pod".into()),
-            namespace: pod.metadata.namespace.clone(),
-            name: pod.metadata.name.clone(),
-            uid: pod.metadata.uid.clone(),
-            ..Default::default()
-        }),
-        zone,
-        ..Default::default()
-    }
-}
-
-/// The pod's addresses of a family, in canonical form.
-fn addresses(pod: &Pod, family: &str) -> Vec<String> {
-    let Some(status) = &pod.status else { return Vec::new() };
-    let all = status.pod_ips.iter().flatten().map(|ip| ip.ip.as_str());
-    let all = all.chain(status.pod_ip.as_deref()).filter_map(|text| text.parse::<IpAddr>().ok());
-    let wanted = all.filter(|address| address.is_ipv6() == (family == "IPv6"));
-    wanted.map(|address| address.to_string()).collect::<BTreeSet<_>>().into_iter().take(1).collect()
+/// The ports of every pod, if they do not depend on the pod.
+fn common_ports(service: &Service) -> Option<PortSet> {
+    let by_name = |port: &ServicePort| matches!(port.target_port, Some(IntOrString::String(_)));
+    let ports = service.spec.as_ref().and_then(|spec| spec.ports.as_ref());
+    let depends = ports.into_iter().flatten().any(by_name);
+    (!depends).then(|| self::ports(service, &Backend::default()))
 }
 
 /// The Service's ports as this pod has them: a port that it does not name is left out.
-fn ports(service: &Service, pod: &Pod) -> PortSet {
+pub(crate) fn ports(service: &Service, pod: &Backend) -> PortSet {
     let ports = service.spec.as_ref().and_then(|spec| spec.ports.as_ref());
-    let mut all: Vec<_> = ports
-        .into_iter()
-        .flatten()
-        .filter_map(|port| {
-            Some(Port {
-                name: port.name.clone().unwrap_or_default(),
-                protocol: protocol(port).to_owned(),
-                port: target_port(port, pod)?,
-                app_protocol: port.app_protocol.clone(),
-            })
+    let resolved = ports.into_iter().flatten().filter_map(|port| {
+        let protocol = port.protocol.as_deref().unwrap_or("TCP");
+        Some(Port {
+            name: port.name.clone().unwrap_or_default(),
+            protocol: protocol.to_owned(),
+            port: target_port(port, protocol, pod)?,
+            app_protocol: port.app_protocol.clone(),
         })
-        .collect();
-    all.sort();
-    PortSet(all)
-}
-
-fn protocol(port: &ServicePort) -> &str {
-    port.protocol.as_deref().unwrap_or("TCP")
-}
-
-fn target_port(port: &ServicePort, pod: &Pod) -> Option<i32> {
-    let name = match &port.target_port {
-        None => return Some(port.port),
-        Some(IntOrString::Int(number)) => return Some(*number),
-        Some(IntOrString::String(name)) => name,
-    };
-    let spec = pod.spec.as_ref()?;
-    let is_sidecar = |c: &&Container| c.restart_policy.as_deref() == Some("Always");
-    let sidecars = spec.init_containers.iter().flatten().filter(is_sidecar);
-    let ports = spec.containers.iter().chain(sidecars).flat_map(|c| c.ports.iter().flatten());
-    let mut named = ports.filter(|candidate| {
-        candidate.name.as_ref() == Some(name)
-            && candidate.protocol.as_deref().unwrap_or("TCP") == protocol(port)
     });
-    named.next().map(|port| port.container_port)
+    PortSet::sorted(resolved.collect())
+}
+
+fn target_port(port: &ServicePort, protocol: &str, pod: &Backend) -> Option<i32> {
+    match &port.target_port {
+        None => Some(port.port),
+        Some(IntOrString::Int(number)) => Some(*number),
+        Some(IntOrString::String(name)) => {
+            let mut named = pod.ports.iter();
+            let found = named.find(|port| port.name == *name && port.protocol == protocol);
+            found.map(|port| port.number)
+        }
+    }
 }

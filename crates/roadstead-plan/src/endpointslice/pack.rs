@@ -4,9 +4,11 @@
 //! anyway; what is left goes into one more slice, old or new. Slices are never rebalanced: a write
 //! costs every watcher, a half-empty slice costs nobody. (KEP-0752.)
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
+
+use super::desired::Candidate;
 
 /// The slices to write for one family and one set of ports.
 #[derive(Debug, Default)]
@@ -15,43 +17,66 @@ pub struct Packed<'a> {
     pub create: Vec<Vec<Endpoint>>,
     /// Slices with their new endpoints.
     pub update: Vec<(&'a EndpointSlice, Vec<Endpoint>)>,
+    /// Slices that are right.
+    pub untouched: Vec<&'a EndpointSlice>,
     /// Slices with nothing left in them.
     pub delete: Vec<&'a EndpointSlice>,
+    /// How many endpoints came.
+    pub added: usize,
+    /// How many endpoints went.
+    pub removed: usize,
+}
+
+/// The candidates by pod, and which of them have found their place.
+struct Wanted<'a> {
+    all: Vec<Candidate<'a>>,
+    by_pod: HashMap<&'a str, usize>,
+    placed: Vec<bool>,
+}
+
+/// What becomes of an existing slice.
+enum Fate {
+    Empty,
+    Right,
+    Changed(Vec<Endpoint>),
 }
 
 /// Packs `wanted` into slices of at most `max`, given the slices that exist.
 pub fn pack<'a>(
     existing: &[&'a EndpointSlice],
-    wanted: Vec<Endpoint>,
+    wanted: Vec<Candidate<'_>>,
     max: usize,
     is_dressed: impl Fn(&EndpointSlice) -> bool,
 ) -> Packed<'a> {
+    let max = max.max(1);
     let mut packed = Packed::default();
-    let mut untouched = Vec::new();
-    let mut wanted: BTreeMap<_, _> = wanted.into_iter().map(|e| (identity(&e), e)).collect();
+    let by_pod = wanted.iter().enumerate().map(|(index, c)| (c.pod.name(), index)).collect();
+    let placed = vec![false; wanted.len()];
+    let mut wanted = Wanted { all: wanted, by_pod, placed };
     for &slice in existing {
-        let (kept, changed) = keep(slice, &mut wanted);
-        if kept.is_empty() {
-            packed.delete.push(slice);
-        } else if changed || !is_dressed(slice) {
-            packed.update.push((slice, kept));
-        } else {
-            untouched.push((slice, kept));
+        let (fate, removed) = wanted.judge(slice, is_dressed(slice), max);
+        packed.removed += removed;
+        match fate {
+            Fate::Empty => packed.delete.push(slice),
+            Fate::Right => packed.untouched.push(slice),
+            Fate::Changed(endpoints) => packed.update.push((slice, endpoints)),
         }
     }
-    let mut left: Vec<_> = wanted.into_values().collect();
+    let mut left = wanted.left();
+    packed.added = left.len();
     fill(&mut packed.update, &mut left, max);
-    while left.len() >= max.max(1) {
-        let rest = left.split_off(max.max(1));
+    while left.len() >= max {
+        let rest = left.split_off(max);
         packed.create.push(std::mem::replace(&mut left, rest));
     }
     if !left.is_empty() {
         // The untouched slice that is fullest among those where all that is left fits.
-        let room = untouched.iter().enumerate();
-        let room = room.filter(|(_, (_, held))| held.len() + left.len() <= max);
-        match room.max_by_key(|(index, (_, held))| (held.len(), usize::MAX - index)) {
+        let room = packed.untouched.iter().enumerate();
+        let room = room.filter(|(_, slice)| size(slice) + left.len() <= max);
+        match room.max_by_key(|(index, slice)| (size(slice), usize::MAX - index)) {
             Some((index, _)) => {
-                let (slice, mut held) = untouched.swap_remove(index);
+                let slice = packed.untouched.remove(index);
+                let mut held = slice.endpoints.clone().unwrap_or_default();
                 held.append(&mut left);
                 packed.update.push((slice, held));
             }
@@ -63,20 +88,46 @@ pub fn pack<'a>(
     packed
 }
 
-/// What stays in a slice, in its newest form, and whether that differs from what is there.
-fn keep(slice: &EndpointSlice, wanted: &mut BTreeMap<Identity, Endpoint>) -> (Vec<Endpoint>, bool) {
-    let mut changed = false;
-    let mut kept = Vec::new();
-    for endpoint in slice.endpoints.iter().flatten() {
-        match wanted.remove(&identity(endpoint)) {
-            Some(newest) => {
-                changed |= newest != *endpoint;
-                kept.push(newest);
+fn size(slice: &EndpointSlice) -> usize {
+    slice.endpoints.as_ref().map_or(0, Vec::len)
+}
+
+impl Wanted<'_> {
+    /// What stays in a slice, in its newest form, and how many of its endpoints go.
+    fn judge(&mut self, slice: &EndpointSlice, is_dressed: bool, max: usize) -> (Fate, usize) {
+        let held = slice.endpoints.as_deref().unwrap_or_default();
+        let mut stays: Vec<(&Endpoint, usize)> = Vec::with_capacity(held.len());
+        for endpoint in held {
+            let name = endpoint.target_ref.as_ref().and_then(|target| target.name.as_deref());
+            let found = name.and_then(|name| self.by_pod.get(name)).copied();
+            let found = found.filter(|&i| !self.placed[i] && self.all[i].is(endpoint));
+            // A slice that is over a new, lower limit gives up what is too much.
+            if let Some(index) = found.filter(|_| stays.len() < max) {
+                self.placed[index] = true;
+                stays.push((endpoint, index));
             }
-            None => changed = true,
         }
+        let removed = held.len() - stays.len();
+        if stays.is_empty() {
+            return (Fate::Empty, removed);
+        }
+        let is_true =
+            |(endpoint, index): &(&Endpoint, usize)| self.all[*index].is_described_by(endpoint);
+        if is_dressed && removed == 0 && stays.iter().all(is_true) {
+            return (Fate::Right, 0);
+        }
+        let newest = stays.iter().map(|stay| match is_true(stay) {
+            true => stay.0.clone(),
+            false => self.all[stay.1].to_endpoint(),
+        });
+        (Fate::Changed(newest.collect()), removed)
     }
-    (kept, changed)
+
+    /// What has found no place yet.
+    fn left(&self) -> Vec<Endpoint> {
+        let all = self.all.iter().zip(&self.placed);
+        all.filter(|(_, placed)| !**placed).map(|(candidate, _)| candidate.to_endpoint()).collect()
+    }
 }
 
 /// Fills slices that are written anyway, the fullest first.
@@ -87,15 +138,6 @@ fn fill(slices: &mut [(&EndpointSlice, Vec<Endpoint>)], left: &mut Vec<Endpoint>
         let room = max.saturating_sub(slices[index].1.len()).min(left.len());
         slices[index].1.extend(left.drain(..room));
     }
-}
-
-/// What makes two endpoints the same one: the rest are attributes that may change.
-type Identity = (Vec<String>, Option<String>, Option<(Option<String>, Option<String>)>);
-
-fn identity(endpoint: &Endpoint) -> Identity {
-    let target = endpoint.target_ref.as_ref();
-    let target = target.map(|target| (target.namespace.clone(), target.name.clone()));
-    (endpoint.addresses.clone(), endpoint.hostname.clone(), target)
 }
 
 fn sort(endpoints: &mut [Endpoint]) {

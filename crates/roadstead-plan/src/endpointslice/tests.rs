@@ -1,10 +1,10 @@
-use k8s_openapi::api::core::v1::{
-    PodCondition, PodIP, PodSpec, PodStatus, ServicePort, ServiceSpec,
-};
+use k8s_openapi::api::core::v1::{ServicePort, ServiceSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use proptest::prelude::*;
 
 use super::*;
+use crate::backend::{NamedPort, Phase};
 
 fn service() -> Service {
     Service {
@@ -29,13 +29,8 @@ fn address(number: u32) -> String {
 }
 
 /// `7=ready` is pod 7; states are ready, waiting, going, gone, homeless.
-fn pod(number: u32, state: &str) -> Pod {
-    let condition = PodCondition {
-        type_: "Ready".into(),
-        status: if state == "waiting" { "False" } else { "True" }.into(),
-        ..Default::default()
-    };
-    Pod {
+fn pod(number: u32, state: &str) -> Backend {
+    Backend {
         metadata: ObjectMeta {
             name: Some(format!("pod-{number}")),
             namespace: Some("default".into()),
@@ -43,20 +38,15 @@ fn pod(number: u32, state: &str) -> Pod {
             deletion_timestamp: (state == "going").then_some(Time(jiff::Timestamp::UNIX_EPOCH)),
             ..Default::default()
         },
-        spec: Some(PodSpec {
-            node_name: Some(if state == "homeless" { "nowhere" } else { "node" }.into()),
-            ..Default::default()
-        }),
-        status: Some(PodStatus {
-            phase: Some(if state == "gone" { "Succeeded" } else { "Running" }.into()),
-            pod_ips: Some(vec![PodIP { ip: address(number) }]),
-            conditions: Some(vec![condition]),
-            ..Default::default()
-        }),
+        node: if state == "homeless" { "nowhere" } else { "node" }.into(),
+        phase: if state == "gone" { Phase::Finished } else { Phase::Running },
+        addresses: vec![address(number).parse().unwrap()],
+        ready: state != "waiting",
+        ..Default::default()
     }
 }
 
-fn pods(text: &str) -> Vec<Pod> {
+fn pods(text: &str) -> Vec<Backend> {
     let pair = |word: &str| {
         let (number, state) = word.split_once('=').unwrap_or((word, "ready"));
         pod(number.parse().unwrap(), state)
@@ -73,13 +63,20 @@ struct Cluster {
 }
 
 impl Cluster {
-    fn sync(&mut self, service: &Service, pods: &[Pod], max: usize) -> SlicePlan {
+    fn sync(&mut self, service: &Service, pods: &[Backend], max: usize) -> SlicePlan {
         let node = Node::default();
         let find = |name: &str| (name == "node").then_some(&node);
         let pods: Vec<_> = pods.iter().collect();
         let slices: Vec<_> = self.slices.iter().collect();
-        let input =
-            Input { service, pods: &pods, node: &find, slices: &slices, max_endpoints: max };
+        let input = Input {
+            service,
+            pods: &pods,
+            node: &find,
+            slices: &slices,
+            max_endpoints: max,
+            topology: &Topology::default(),
+            trigger: None,
+        };
         let plan = plan(&input);
         self.writes = plan.create.len() + plan.update.len() + plan.delete.len();
         for slice in &plan.delete {
@@ -181,6 +178,155 @@ fn a_new_port_rewrites_slices_in_place() {
     let plan = cluster.sync(&changed, &pods, 100);
     let counts = (plan.create.len(), plan.update.len(), plan.delete.len());
     assert_eq!((counts, cluster.sizes()), ((0, 3, 7), vec![100; 3]));
+}
+
+#[test]
+fn a_slice_over_a_lower_limit_is_split() {
+    let pods: Vec<_> = (0..100).map(|n| pod(n, "ready")).collect();
+    let mut cluster = Cluster::default();
+    cluster.sync(&service(), &pods, 100);
+    cluster.sync(&service(), &pods, 40);
+    assert_eq!(cluster.sizes(), [20, 40, 40]);
+}
+
+#[test]
+fn upstream_packing_figures() {
+    let range = |from: u32, to: u32| (from..to).map(|n| pod(n, "ready")).collect::<Vec<_>>();
+    let held = |from: u32, to: u32| {
+        let mut other = Cluster::default();
+        other.sync(&service(), &range(from, to), 100);
+        other.slices.remove(0)
+    };
+    // Slices that exist, all pods, sizes in the end, creates, updates.
+    let cases = [
+        ("62 + 61 of 250", vec![(0, 62), (62, 123)], 250, vec![61, 89, 100], 1, 1),
+        ("74 + 74 of 300", vec![(0, 74), (74, 148)], 300, vec![52, 74, 74, 100], 2, 0),
+    ];
+    for (name, existing, all, want, creates, updates) in cases {
+        let mut cluster = Cluster::default();
+        for (number, (from, to)) in existing.into_iter().enumerate() {
+            let mut slice = held(from, to);
+            slice.metadata.name = Some(format!("old-{number}"));
+            cluster.slices.push(slice);
+        }
+        let plan = cluster.sync(&service(), &range(0, all), 100);
+        assert_eq!(cluster.sizes(), want, "{name}");
+        assert_eq!((plan.create.len(), plan.update.len()), (creates, updates), "{name}");
+    }
+}
+
+#[test]
+fn pods_with_different_ports_are_apart() {
+    let mut service = service();
+    let by_name = |port: i32, name: &str| ServicePort {
+        name: Some(name.into()),
+        port,
+        target_port: Some(IntOrString::String(name.into())),
+        ..Default::default()
+    };
+    service.spec.as_mut().unwrap().ports = Some(vec![by_name(80, "h"), by_name(90, "m")]);
+    let listening = |number: u32, ports: &[(&str, i32)]| Backend {
+        ports: ports
+            .iter()
+            .map(|(name, number)| NamedPort {
+                name: (*name).into(),
+                protocol: "TCP".into(),
+                number: *number,
+            })
+            .collect(),
+        ..pod(number, "ready")
+    };
+    let pods = [
+        listening(1, &[("h", 8080), ("m", 9090)]),
+        listening(2, &[("h", 8443), ("m", 9090)]),
+        listening(3, &[("m", 9090)]),
+        listening(4, &[("h", 8080), ("m", 9090)]),
+    ];
+    let mut cluster = Cluster::default();
+    cluster.sync(&service, &pods, 100);
+    let mut got: Vec<_> = cluster
+        .slices
+        .iter()
+        .map(|slice| {
+            let ports = slice.ports.iter().flatten();
+            let ports: Vec<_> = ports.map(|p| p.port.unwrap().to_string()).collect();
+            (ports.join(","), slice.endpoints.iter().flatten().count())
+        })
+        .collect();
+    got.sort();
+    let want = [("8080,9090", 2), ("8443,9090", 1), ("9090", 1)];
+    assert_eq!(got, want.map(|(ports, count)| (ports.to_owned(), count)));
+}
+
+#[test]
+fn every_family_has_its_slices() {
+    let mut service = service();
+    service.spec.as_mut().unwrap().ip_families = Some(vec!["IPv4".into(), "IPv6".into()]);
+    let mut dual = pod(1, "ready");
+    dual.addresses.push("fd00::1".parse().unwrap());
+    let pods = [dual, pod(2, "ready")];
+    let mut cluster = Cluster::default();
+    cluster.sync(&service, &pods, 100);
+    let sizes = |cluster: &Cluster, family: &str| {
+        let slices = cluster.slices.iter().filter(|slice| slice.address_type == family);
+        slices.map(|slice| slice.endpoints.iter().flatten().count()).collect::<Vec<_>>()
+    };
+    assert_eq!((sizes(&cluster, "IPv4"), sizes(&cluster, "IPv6")), (vec![2], vec![1]));
+    service.spec.as_mut().unwrap().ip_families = Some(vec!["IPv4".into()]);
+    cluster.sync(&service, &pods, 100);
+    assert_eq!((sizes(&cluster, "IPv4"), sizes(&cluster, "IPv6")), (vec![2], vec![]));
+}
+
+#[test]
+fn names_labels_and_hints_of_a_slice() {
+    let mut service = service();
+    service.metadata.labels = Some(
+        [("team".to_owned(), "a".to_owned()), (MANAGED_BY.to_owned(), "me".to_owned())].into(),
+    );
+    let spec = service.spec.as_mut().unwrap();
+    spec.cluster_ip = Some("None".into());
+    spec.traffic_distribution = Some("PreferSameNode".into());
+    let named = Backend { hostname: "one".into(), subdomain: "web".into(), ..pod(1, "ready") };
+    let other = Backend { hostname: "two".into(), subdomain: "db".into(), ..pod(2, "ready") };
+    let mut cluster = Cluster::default();
+    cluster.sync(&service, &[named, other], 100);
+    let slice = &cluster.slices[0];
+    let want = [(SERVICE_NAME, "web"), (MANAGED_BY, CONTROLLER), (HEADLESS, ""), ("team", "a")];
+    let want = want.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    assert_eq!(slice.metadata.labels, Some(BTreeMap::from(want)));
+    let owner = &slice.metadata.owner_references.as_ref().unwrap()[0];
+    assert_eq!((owner.kind.as_str(), owner.uid.as_str()), ("Service", "service-uid"));
+    let endpoints = slice.endpoints.as_ref().unwrap();
+    let names: Vec<_> = endpoints.iter().map(|e| e.hostname.as_deref()).collect();
+    assert_eq!(names, [Some("one"), None]);
+    let nodes = endpoints[0].hints.as_ref().unwrap().for_nodes.as_ref().unwrap();
+    assert_eq!(nodes[0].name, "node");
+    service.metadata.labels.as_mut().unwrap().insert("team".into(), "b".into());
+    cluster.sync(&service, &pods("1 2"), 100);
+    assert_eq!(cluster.slices[0].metadata.labels.as_ref().unwrap()["team"], "b");
+}
+
+#[test]
+fn the_trigger_is_written_with_a_change_and_not_without() {
+    let (service, node) = (service(), Node::default());
+    let find = |_: &str| Some(&node);
+    let pods = pods("1");
+    let pods: Vec<_> = pods.iter().collect();
+    let topology = Topology::default();
+    let input = |slices, trigger| Input {
+        service: &service,
+        pods: &pods,
+        node: &find,
+        slices,
+        max_endpoints: 100,
+        topology: &topology,
+        trigger,
+    };
+    let first = plan(&input(&[], Some(Timestamp::UNIX_EPOCH)));
+    let annotations = first.create[0].metadata.annotations.clone().unwrap();
+    assert_eq!(annotations[trigger::ANNOTATION], "1970-01-01T00:00:00Z");
+    let again = plan(&input(&[&first.create[0]], None));
+    assert_eq!((again.create.len(), again.update.len()), (0, 0));
 }
 
 #[test]

@@ -1,0 +1,220 @@
+//! One write to the API, as data.
+//!
+//! A controller plans writes and a runner sends them, so no code per kind is needed in between:
+//! the body is bytes, the answer is text, and only the cache that takes it in knows the type.
+
+use hyper::header::{ACCEPT, CONTENT_TYPE};
+use hyper::{Method, Request};
+use k8s_openapi::Resource;
+use kube::Client;
+use roadstead_api::key::ObjectKey;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+/// Where objects of a kind live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Collection {
+    /// The group and version, as objects name them.
+    pub api_version: &'static str,
+    /// The kind of the objects.
+    pub kind: &'static str,
+    /// The last part of the address.
+    pub plural: &'static str,
+}
+
+impl Collection {
+    /// Where the objects of a type live.
+    pub const fn of<K: Resource>() -> Self {
+        Self { api_version: K::API_VERSION, kind: K::KIND, plural: K::URL_PATH_SEGMENT }
+    }
+}
+
+/// What is done to the object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// It is made.
+    Create,
+    /// It is replaced; a stale resource version is refused.
+    Replace,
+    /// Parts of it are changed.
+    Patch,
+    /// It is deleted.
+    Delete,
+}
+
+/// One write.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Write {
+    /// What is done.
+    pub verb: Verb,
+    /// To an object of which kind.
+    pub collection: Collection,
+    /// Which object; a created object may have no name yet.
+    pub key: ObjectKey,
+    /// The part of the object, or "".
+    pub subresource: &'static str,
+    /// Which object of that name, if that was said.
+    pub uid: Option<String>,
+    content_type: &'static str,
+    body: Vec<u8>,
+}
+
+const JSON: &str = "application/json";
+
+impl Write {
+    /// Creates an object.
+    pub fn create<K: Resource + Serialize>(namespace: &str, object: &K) -> Self {
+        Self::new(Verb::Create, Collection::of::<K>(), ObjectKey::new(namespace, ""), object)
+    }
+
+    /// Creates an object that is only known as JSON.
+    pub fn create_value(collection: Collection, namespace: &str, object: &Value) -> Self {
+        Self::new(Verb::Create, collection, ObjectKey::new(namespace, ""), object)
+    }
+
+    /// Creates a part of an object that exists, such as its binding to a node.
+    pub fn create_part(
+        collection: Collection,
+        key: ObjectKey,
+        subresource: &'static str,
+        part: &Value,
+    ) -> Self {
+        Self { subresource, ..Self::new(Verb::Create, collection, key, part) }
+    }
+
+    /// Replaces an object.
+    pub fn replace<K: Resource + Serialize>(key: ObjectKey, object: &K) -> Self {
+        Self::new(Verb::Replace, Collection::of::<K>(), key, object)
+    }
+
+    /// Replaces the status of an object.
+    pub fn replace_status<K: Resource + Serialize>(key: ObjectKey, object: &K) -> Self {
+        Self { subresource: "status", ..Self::replace(key, object) }
+    }
+
+    /// Changes parts of an object by a merge patch.
+    pub fn merge(collection: Collection, key: ObjectKey, patch: &Value) -> Self {
+        let content_type = "application/merge-patch+json";
+        Self { content_type, ..Self::new(Verb::Patch, collection, key, patch) }
+    }
+
+    /// Changes parts of an object by a strategic merge patch.
+    pub fn strategic(collection: Collection, key: ObjectKey, patch: &Value) -> Self {
+        let content_type = "application/strategic-merge-patch+json";
+        Self { content_type, ..Self::new(Verb::Patch, collection, key, patch) }
+    }
+
+    /// The same write to a part of the object.
+    pub fn to(self, subresource: &'static str) -> Self {
+        Self { subresource, ..self }
+    }
+
+    /// Deletes an object, if it still is the one with that uid.
+    pub fn delete(collection: Collection, key: ObjectKey, uid: Option<&str>) -> Self {
+        let mut options = json!({"kind": "DeleteOptions", "apiVersion": "v1"});
+        if let Some(uid) = uid {
+            options["preconditions"] = json!({"uid": uid});
+        }
+        let uid = uid.map(str::to_owned);
+        Self { uid, ..Self::new(Verb::Delete, collection, key, &options) }
+    }
+
+    /// Deletes an object without waiting for anything.
+    pub fn delete_now(collection: Collection, key: ObjectKey, uid: Option<&str>) -> Self {
+        let options = json!({"kind": "DeleteOptions", "apiVersion": "v1",
+            "gracePeriodSeconds": 0, "preconditions": {"uid": uid}});
+        let uid = uid.map(str::to_owned);
+        Self { uid, ..Self::new(Verb::Delete, collection, key, &options) }
+    }
+
+    fn new<B: Serialize>(verb: Verb, collection: Collection, key: ObjectKey, body: &B) -> Self {
+        let body = serde_json::to_vec(body).expect("API objects can be written as JSON");
+        Self { verb, collection, key, subresource: "", uid: None, content_type: JSON, body }
+    }
+
+    /// How many bytes are sent.
+    pub fn size(&self) -> usize {
+        self.body.len()
+    }
+
+    /// What is sent.
+    pub fn body(&self) -> &[u8] {
+        &self.body
+    }
+
+    /// Where it is sent.
+    pub fn path(&self) -> String {
+        let Collection { api_version, plural, .. } = self.collection;
+        let root = if api_version.contains('/') { "/apis" } else { "/api" };
+        let mut path = format!("{root}/{api_version}/");
+        if !self.key.namespace.is_empty() {
+            path += &format!("namespaces/{}/", self.key.namespace);
+        }
+        path += plural;
+        for part in [self.key.name.as_str(), self.subresource] {
+            if !part.is_empty() {
+                path.push('/');
+                path += part;
+            }
+        }
+        path
+    }
+
+    /// Carries it out; returns the object as the server answers it.
+    pub async fn send(&self, client: &Client) -> Result<String, kube::Error> {
+        let method = match self.verb {
+            Verb::Create => Method::POST,
+            Verb::Replace => Method::PUT,
+            Verb::Patch => Method::PATCH,
+            Verb::Delete => Method::DELETE,
+        };
+        let request = Request::builder()
+            .method(method)
+            .uri(self.path())
+            .header(ACCEPT, JSON)
+            .header(CONTENT_TYPE, self.content_type)
+            .body(self.body.clone())
+            .map_err(kube::Error::HttpError)?;
+        client.request_text(request).await
+    }
+}
+
+/// Reads what is under a path into whatever part of it the caller cares about.
+pub async fn read<T: DeserializeOwned>(client: &Client, path: &str) -> Result<T, kube::Error> {
+    let request = Request::get(path).header(ACCEPT, JSON).body(Vec::new());
+    let text = client.request_text(request.map_err(kube::Error::HttpError)?).await?;
+    serde_json::from_str(&text).map_err(kube::Error::SerdeError)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::api::core::v1::{Node, Pod};
+    use k8s_openapi::api::discovery::v1::EndpointSlice;
+
+    #[test]
+    fn where_writes_go() {
+        let key = || ObjectKey::new("shop", "web");
+        let cases = [
+            (
+                "a new object has no name in its address",
+                Write::create("shop", &EndpointSlice::default()),
+                "/apis/discovery.k8s.io/v1/namespaces/shop/endpointslices",
+            ),
+            (
+                "a part of an object",
+                Write::replace_status(key(), &Pod::default()),
+                "/api/v1/namespaces/shop/pods/web/status",
+            ),
+            (
+                "no namespace",
+                Write::merge(Collection::of::<Node>(), ObjectKey::new("", "n"), &json!({})),
+                "/api/v1/nodes/n",
+            ),
+        ];
+        for (name, write, want) in cases {
+            assert_eq!(write.path(), want, "{name}");
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! `roadstead controllers`: any of the controllers against any cluster.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Parser;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use roadstead_controllers::leader::Election;
+use roadstead_controllers::metrics::Metrics;
+use roadstead_controllers::{Settings, endpoints, loadbalancer, node_lifecycle, pod_gc};
+use roadstead_plan::loadbalancer::{Pool, Range};
+use roadstead_watch::status::{self, Page};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::compose::Tasks;
+use crate::machine;
+
+/// Run controllers against any Kubernetes cluster.
+#[derive(Debug, Parser)]
+pub struct Args {
+    /// How to reach the cluster [default: $KUBECONFIG, ~/.kube/config or the pod's own account].
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// Which controllers run: names, `*` for all, `-name` for all but that one.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "*")]
+    #[arg(allow_hyphen_values = true)]
+    controllers: Vec<String>,
+    /// Where to serve /healthz and /metrics; port 0 picks a free one, and nothing means nowhere.
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:10252")]
+    metrics_bind_address: Option<SocketAddr>,
+    /// Work only while holding the Lease kube-system/roadstead-controllers.
+    #[arg(long)]
+    leader_elect: bool,
+    #[command(flatten)]
+    options: Options,
+}
+
+/// What can be chosen about the controllers themselves.
+#[derive(Clone, Debug, Parser)]
+pub struct Options {
+    /// How many endpoints fit into an EndpointSlice.
+    #[arg(long, value_name = "NUMBER", default_value = "100")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=1000))]
+    max_endpoints_per_slice: u16,
+    /// How many addresses of each subset of hand-written Endpoints are mirrored.
+    #[arg(long, value_name = "NUMBER", default_value = "1000")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=1000))]
+    mirroring_max_endpoints_per_subset: u16,
+    /// How long changes of pods are collected before endpoints are written, in milliseconds.
+    #[arg(long, value_name = "MILLISECONDS", default_value = "0")]
+    endpoint_updates_batch_period: u64,
+    /// Addresses for Services of type LoadBalancer: addresses, CIDRs or ranges such as
+    /// 192.0.2.10-192.0.2.20 [default: the addresses of the nodes].
+    #[arg(long, value_name = "ADDRESSES", value_delimiter = ',')]
+    load_balancer_pool: Vec<Range>,
+    /// How traffic for load balancers arrives: VIP or Proxy.
+    #[arg(long, value_name = "MODE", default_value = "VIP", value_parser = ["VIP", "Proxy"])]
+    load_balancer_ip_mode: String,
+    /// A node that shows no sign of life for so many seconds is lost.
+    #[arg(long, value_name = "SECONDS", default_value = "40")]
+    node_monitor_grace_period: u64,
+    /// So many finished pods are kept; 0 keeps all.
+    #[arg(long, value_name = "NUMBER", default_value = "12500")]
+    terminated_pod_gc_threshold: usize,
+}
+
+impl Options {
+    /// What the controllers are told.
+    pub fn settings(&self) -> Settings {
+        let pool = match self.load_balancer_pool.as_slice() {
+            [] => Pool::Nodes,
+            ranges => Pool::Ranges(ranges.to_vec()),
+        };
+        Settings {
+            root_ca: None,
+            endpoints: endpoints::Config {
+                max_endpoints: self.max_endpoints_per_slice.into(),
+                max_mirrored: self.mirroring_max_endpoints_per_subset.into(),
+                batch_period: Duration::from_millis(self.endpoint_updates_batch_period),
+                ..Default::default()
+            },
+            load_balancer: loadbalancer::Config {
+                pool,
+                ip_mode: self.load_balancer_ip_mode.clone(),
+            },
+            node_lifecycle: node_lifecycle::Config {
+                grace_period: Duration::from_secs(self.node_monitor_grace_period),
+            },
+            pod_gc: pod_gc::Config { terminated_threshold: self.terminated_pod_gc_threshold },
+            metrics: Metrics::default(),
+        }
+    }
+}
+
+/// Runs controllers until interrupted.
+pub async fn run(args: Args) -> anyhow::Result<()> {
+    let names = roadstead_controllers::choose(&args.controllers).map_err(anyhow::Error::msg)?;
+    anyhow::ensure!(!names.is_empty(), "--controllers leaves none to run");
+    let config = config(args.kubeconfig.as_deref()).await?;
+    let settings = Settings { root_ca: root_ca(&config), ..args.options.settings() };
+    let server = config.cluster_url.to_string();
+    let client = Client::try_from(config).context("cannot use the kubeconfig")?;
+    let stop = crate::cli::interrupted();
+    let mut tasks = Tasks::new(stop.clone());
+    if let Some(address) = args.metrics_bind_address {
+        serve(address, settings.metrics.clone(), stop.clone(), &mut tasks).await?;
+    }
+    eprintln!("controllers of {server}: {}", names.join(", "));
+    let election = args.leader_elect.then(|| {
+        let identity = format!("{}_{}", machine::host_name(), std::process::id());
+        Election::new(identity)
+    });
+    if let Some(election) = &election {
+        tokio::select! {
+            () = election.win(&client) => {}
+            () = stop.cancelled() => return tasks.finish().await,
+        }
+        let (election, client, stop) = (election.clone(), client.clone(), stop.clone());
+        tasks.spawn("leader election", async move {
+            tokio::select! {
+                () = stop.cancelled() => Ok(()),
+                // Another may work now: starting again is the safe way to stop.
+                () = election.hold(&client) => anyhow::bail!("the lease is lost"),
+            }
+        });
+    }
+    for (name, names) in roadstead_controllers::tasks(&names) {
+        let settings = settings.clone();
+        let work = roadstead_controllers::run(names, client.clone(), settings, stop.clone());
+        tasks.spawn(name, async move {
+            work.await;
+            Ok(())
+        });
+    }
+    let outcome = tasks.finish().await;
+    if let Some(election) = election {
+        election.resign(&client).await;
+    }
+    outcome
+}
+
+/// The cluster that a kubeconfig names, or the usual places.
+async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
+    let Some(path) = kubeconfig else {
+        return Config::infer().await.context("no cluster is configured; see --kubeconfig");
+    };
+    let options = KubeConfigOptions::default();
+    let file = Kubeconfig::read_from(path)
+        .with_context(|| format!("cannot read the kubeconfig {}", path.display()))?;
+    Config::from_custom_kubeconfig(file, &options)
+        .await
+        .with_context(|| format!("{} names no cluster that can be used", path.display()))
+}
+
+/// What pods of that cluster should trust: what we trust ourselves.
+fn root_ca(config: &Config) -> Option<String> {
+    use base64::Engine;
+    let certificates = config.root_cert.as_ref()?.iter().map(|der| {
+        let text = base64::engine::general_purpose::STANDARD.encode(der);
+        let lines: Vec<_> = text.as_bytes().chunks(64).map(String::from_utf8_lossy).collect();
+        let body = lines.join("\n");
+        format!("-----BEGIN CERTIFICATE-----\n{body}\n-----END CERTIFICATE-----\n")
+    });
+    Some(certificates.collect())
+}
+
+async fn serve(
+    address: SocketAddr,
+    metrics: Metrics,
+    stop: CancellationToken,
+    tasks: &mut Tasks,
+) -> anyhow::Result<()> {
+    let listener = TcpListener::bind(address).await;
+    let listener = listener.with_context(|| format!("cannot serve metrics on {address}"))?;
+    let address = listener.local_addr().context("a bound socket has an address")?;
+    eprintln!("metrics on http://{address}/metrics");
+    let pages = status::serve(listener, move |path| match path {
+        "/healthz" | "/livez" | "/readyz" => Some(Page::text(200, "ok")),
+        "/metrics" => Some(Page::metrics(metrics.text())),
+        _ => None,
+    });
+    tasks.spawn("metrics", async move {
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = pages => {}
+        }
+        Ok(())
+    });
+    Ok(())
+}

@@ -8,11 +8,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::ConfigMap;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Client;
 use roadstead_forwarding::surroundings::{DetectLocal, Surroundings};
-use roadstead_watch::events::{Recorder, Severity};
+use roadstead_watch::events::{self, About, Happening, Severity};
 use roadstead_watch::status::{Page, serve};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -117,15 +115,17 @@ pub async fn run(
 
 /// Says, where people look for it, that another mode runs than was asked for.
 async fn tell_of_fallback(client: &Client, asked: Mode, used: Mode) {
-    let metadata = ObjectMeta {
-        namespace: Some("kube-system".into()),
-        name: Some("kube-proxy".into()),
-        ..ObjectMeta::default()
+    let about = About {
+        api_version: "v1".into(),
+        kind: "ConfigMap".into(),
+        namespace: "kube-system".into(),
+        name: "kube-proxy".into(),
+        ..About::default()
     };
-    let about = ConfigMap { metadata, ..ConfigMap::default() };
     let message = format!("the kernel lacks what mode {asked} needs: using mode {used} instead");
-    let recorder = Recorder::new(client.clone(), "kube-proxy");
-    recorder.tell(&about, Severity::Warning, "ProxyModeFallback", &message).await;
+    let reason = "ProxyModeFallback".into();
+    let happening = Happening { about, severity: Severity::Warning, reason, message };
+    events::tell_once(client.clone(), "kube-proxy", happening).await;
 }
 
 fn health_page(path: &str, health: &Arc<Health>, metrics: &Metrics) -> Option<Page> {

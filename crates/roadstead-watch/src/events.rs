@@ -105,6 +105,14 @@ impl Recorder {
     }
 }
 
+/// Tells one thing and waits until it is written.
+pub async fn tell_once(client: Client, component: &str, happening: Happening) {
+    let (recorder, writer) = Recorder::new(client, component, "");
+    recorder.tell(happening);
+    drop(recorder);
+    writer.run().await;
+}
+
 /// Writes what its recorder takes.
 pub struct Writer {
     client: Client,

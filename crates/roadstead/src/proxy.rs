@@ -11,7 +11,7 @@ use roadstead_proxy::agent::Config;
 use roadstead_proxy::configuration::Configuration;
 use roadstead_proxy::drop_in::{self, Around, agent_config};
 use roadstead_proxy::plane::Mode;
-use roadstead_watch::events::{Recorder, Severity};
+use roadstead_watch::events::{self, About, Happening, Severity};
 use tracing::{info, warn};
 
 use crate::{machine, world};
@@ -111,8 +111,9 @@ async fn from_cluster(client: &Client) -> Configuration {
     if !notes.is_empty() {
         let message = format!("ignored: {}", notes.join("; "));
         warn!(message, "part of the configuration is ignored");
-        let recorder = Recorder::new(client.clone(), "kube-proxy");
-        recorder.tell(&map, Severity::Warning, "ConfigurationIgnored", &message).await;
+        let (about, reason) = (About::object(&map), "ConfigurationIgnored".into());
+        let happening = Happening { about, severity: Severity::Warning, reason, message };
+        events::tell_once(client.clone(), "kube-proxy", happening).await;
     }
     configuration
 }

@@ -87,7 +87,7 @@ fn takes_part(node: &Node) -> bool {
     let set_aside = |label: &&str| labels.is_some_and(|labels| labels.contains_key(*label));
     let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
     let mut ready = conditions.into_iter().flatten().filter(|c| c.type_ == "Ready");
-    !CONTROL_PLANE.iter().any(|label| set_aside(label)) && ready.any(|c| c.status == "True")
+    !CONTROL_PLANE.iter().any(set_aside) && ready.any(|c| c.status == "True")
 }
 
 /// `2`, `1500m`.

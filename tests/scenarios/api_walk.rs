@@ -69,8 +69,12 @@ fn a_walk_through_the_api() {
     let different = kubectl.try_run(&format!("diff -f {file}"));
     assert_eq!(different.status.code(), Some(1), "there is a difference");
     assert!(String::from_utf8_lossy(&different.stdout).contains("+  - port: 81"));
-    let edited = kubectl.run("edit svc web --record=false 2>&1 || true");
-    assert!(edited.contains("editor") || edited.contains("cancelled"), "{edited}");
+    let editor = "KUBE_EDITOR='sed -i s/hello/bye/'";
+    let program = Kubectl::program();
+    let edited =
+        kubectl.run(&format!("version --client > {file}; {editor} {program} edit svc web"));
+    assert_eq!(edited, "service/web edited\n");
+    assert_eq!(kubectl.run("get svc web -o jsonpath='{.metadata.annotations.note}'"), "bye");
     definitions(&kubectl);
 }
 

@@ -4,6 +4,7 @@
 
 mod api_walk;
 mod bad_input;
+mod kube_rs;
 mod process;
 mod security;
 mod slow_clients;

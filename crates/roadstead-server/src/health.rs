@@ -3,13 +3,12 @@
 //! The check of the store is called `etcd`, as probes written for upstream expect. A store that is
 //! read-only keeps a server alive, for it still answers reads, but not ready.
 
-use http::StatusCode;
 use http::header::{CONTENT_TYPE, HeaderValue};
+use http::{Response, StatusCode};
 
 use crate::api::Api;
 use crate::http::{Body, respond};
 use crate::request::{Query, repeated};
-use http::Response;
 
 /// One thing to look at: what is wrong with it, if anything is.
 type Check = (&'static str, Option<String>);

@@ -42,10 +42,10 @@ where
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     let about = About::of(&request);
-    let (mut parts, body) = request.into_parts();
+    let (parts, body) = request.into_parts();
     let id = audit_id(&parts.headers);
     let mut response = match bearer(&api, &user, &parts) {
-        Ok(user) => admitted(&api, user, about, &mut parts, body, &id).await,
+        Ok(user) => admitted(&api, user, about, &parts, body, &id).await,
         Err(error) => failure(&error),
     };
     if let Ok(id) = HeaderValue::from_str(&id) {
@@ -59,7 +59,7 @@ async fn admitted<B>(
     api: &Arc<Api>,
     user: User,
     about: About,
-    parts: &mut Parts,
+    parts: &Parts,
     body: B,
     id: &str,
 ) -> Response<Body>

@@ -3,8 +3,8 @@
 //! A request is taken apart (`request`) and routed (`http`, `call`); reads come from the store
 //! (`read`, `watch`) in the form the client wants (`view`); writes are decoded (`body`), merged where they
 //! are patches (`patch`, `scale`), given defaults and validated by their kind (`roadstead-api`),
-//! completed with addresses and ports (`allocate`) and committed (`write`, `delete`). Components
-//! in the same process use the same router without a socket (`local`).
+//! completed with addresses and ports (`allocate`) and committed (`write`, `delete`, `cleanup`).
+//! Components in the same process use the same router without a socket (`local`).
 
 mod about;
 pub mod allocate;

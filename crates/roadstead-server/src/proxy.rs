@@ -1,6 +1,8 @@
 //! `services/NAME/proxy` and `pods/NAME/proxy`: plain HTTP requests that the API server hands on to
 //! a pod. Upgrades and HTTPS to the pod are refused.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use futures::{StreamExt, future};
 use http::header::{
@@ -14,7 +16,6 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use roadstead_api::look::Look;
 use serde_json::Value;
-use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time;
 use uuid::Uuid;

@@ -1,5 +1,6 @@
 //! Requests to an API server without a socket: what goes in, what comes out.
 
+mod audit;
 mod definitions;
 mod documents;
 mod lists;

@@ -8,6 +8,7 @@ use http::Request;
 use http::header::WARNING;
 use http_body_util::{BodyExt, Full};
 use roadstead_server::api::{Api, Config, User};
+use roadstead_server::audit::Audit;
 use roadstead_server::bootstrap;
 use roadstead_server::http::handle;
 use roadstead_server::tokens::Tokens;
@@ -34,8 +35,12 @@ impl Server {
     }
 
     pub async fn over(store: Arc<Store>) -> Self {
+        Self::with(store, None).await
+    }
+
+    pub async fn with(store: Arc<Store>, audit: Option<Audit>) -> Self {
         let range = "10.96.0.0/16".parse().unwrap();
-        let config = Config { service_range: range, advertise: None, audit: None };
+        let config = Config { service_range: range, advertise: None, audit };
         let api = Api::new(store, config, Tokens::ephemeral().unwrap());
         bootstrap::run(&api).await.unwrap();
         Self(api)

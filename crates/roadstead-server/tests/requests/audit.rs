@@ -1,0 +1,49 @@
+//! Who did what: the lines of the audit log.
+
+use roadstead_server::audit::{Audit, Policy};
+use roadstead_store::store::Store;
+use serde_json::{Value, json};
+
+use crate::server::Server;
+
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+
+#[tokio::test]
+async fn answers_and_watches_are_written() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let policy = Policy::parse(
+        "{apiVersion: audit.k8s.io/v1, kind: Policy, rules: [\
+         {level: RequestResponse, resources: [{group: '', resources: [configmaps]}]}]}",
+    );
+    let audit = Audit::new(policy.unwrap(), file.reopen().unwrap());
+    let server = Server::with(Store::memory(), Some(audit)).await;
+    let map = json!({"metadata": {"name": "m"}, "data": {"a": "1"}});
+    server.ask(&format!("POST {MAPS}"), &map).await;
+    server.ask(&format!("GET {MAPS}/none"), "").await;
+    server.ask(&format!("PATCH {MAPS}/m"), json!({"data": {"a": "2"}})).await;
+    server.watch(&format!("{MAPS}?watch=1")).await;
+    server.ask("GET /api/v1/nodes", "").await;
+    let text = std::fs::read_to_string(file.path()).unwrap();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let shown = lines.iter().map(|line| {
+        let words = [&line["verb"], &line["stage"], &line["responseStatus"]["code"]];
+        words.map(|word| word.to_string().replace('"', "")).join(" ")
+    });
+    assert_eq!(
+        shown.collect::<Vec<_>>(),
+        [
+            "create ResponseComplete 201",
+            "get ResponseComplete 404",
+            "patch ResponseComplete 200",
+            "watch ResponseStarted 200",
+            "watch ResponseComplete 200",
+        ]
+    );
+    assert_eq!(lines[0]["requestObject"], map);
+    assert_eq!(lines[0]["responseObject"]["data"], json!({"a": "1"}));
+    assert_eq!(lines[1]["responseObject"]["reason"], "NotFound");
+    assert_eq!(lines[2]["requestObject"], json!({"data": {"a": "2"}}));
+    assert_eq!(lines[3]["auditID"], lines[4]["auditID"]);
+    assert_ne!(lines[2]["auditID"], lines[3]["auditID"]);
+    assert_eq!(lines[3]["responseObject"], Value::Null, "a watch has no end to wait for");
+}

@@ -142,7 +142,16 @@ impl Controller for State {
             return Plan::none();
         };
         let nodes: Vec<_> = self.nodes.iter().map(|(_, node)| node.as_ref()).collect();
-        match schedule::place(&pod, &nodes, &self.pods_on) {
+        let placed = || {
+            let alive = self.pods.iter().filter(|(_, pod)| !pod.is_finished());
+            let known = alive.filter_map(|(key, pod)| {
+                let assumed = self.assumed.get(key).map(String::as_str);
+                let node = Some(pod.node.as_str()).filter(|node| !node.is_empty()).or(assumed)?;
+                Some((pod.as_ref(), node))
+            });
+            known.collect()
+        };
+        match schedule::place(&pod, &nodes, &self.pods_on, placed) {
             Ok(node) => self.bind(key, &pod, node),
             Err(why) => self.explain(key, &pod, &why),
         }

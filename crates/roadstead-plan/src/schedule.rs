@@ -1,20 +1,35 @@
 //! Which node a pod runs on.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
+use k8s_openapi::api::core::v1::{Node, Pod, PodAffinityTerm, Taint, Toleration};
+use roadstead_api::selector::Selector;
+
+use crate::backend::Backend;
+
+/// Pods that have a node already, with its name.
+pub type Placed<'a> = Vec<(&'a Backend, &'a str)>;
 
 /// Picks the node with the fewest pods among those that can run this one, or says why none can.
-pub fn place<'a>(
+/// Who is where is only asked if the pod wants to be away from others.
+pub fn place<'a, 'b>(
     pod: &Pod,
     nodes: &[&'a Node],
     pods_on: &BTreeMap<String, usize>,
+    placed: impl FnOnce() -> Placed<'b>,
 ) -> Result<&'a str, String> {
+    let terms = apart(pod);
+    let avoided = match terms.is_empty() {
+        true => BTreeSet::new(),
+        false => avoided(pod, terms, nodes, &placed()),
+    };
     let mut reasons: BTreeMap<String, usize> = BTreeMap::new();
     let mut best: Option<(usize, &str)> = None;
     for node in nodes {
         let name = node.metadata.name.as_deref().unwrap_or("");
-        match obstacle(pod, node) {
+        let is_avoided = || terms.iter().any(|term| is_in(node, &term.topology_key, &avoided));
+        let crowded = || "node(s) didn't match pod anti-affinity rules".to_owned();
+        match obstacle(pod, node).or_else(|| is_avoided().then(crowded)) {
             Some(reason) => *reasons.entry(reason).or_default() += 1,
             None => {
                 let choice = (pods_on.get(name).copied().unwrap_or(0), name);
@@ -30,6 +45,49 @@ pub fn place<'a>(
     }
     let reasons: Vec<_> = reasons.iter().map(|(why, count)| format!("{count} {why}")).collect();
     Err(format!("0/{} nodes are available: {}.", nodes.len(), reasons.join(", ")))
+}
+
+/// What the pod insists on being away from.
+fn apart(pod: &Pod) -> &[PodAffinityTerm] {
+    let affinity = pod.spec.as_ref().and_then(|spec| spec.affinity.as_ref());
+    let apart = affinity.and_then(|affinity| affinity.pod_anti_affinity.as_ref());
+    let terms =
+        apart.and_then(|a| a.required_during_scheduling_ignored_during_execution.as_deref());
+    terms.unwrap_or_default()
+}
+
+/// The places, by the label that names them, where a pod is that this one wants to be away from.
+fn avoided(
+    pod: &Pod,
+    terms: &[PodAffinityTerm],
+    nodes: &[&Node],
+    placed: &Placed<'_>,
+) -> BTreeSet<(String, String)> {
+    let mut avoided = BTreeSet::new();
+    for term in terms {
+        let Some(selector) = term.label_selector.as_ref().map(Selector::from_object) else {
+            continue;
+        };
+        let own = pod.metadata.namespace.iter().cloned().collect::<Vec<_>>();
+        let namespaces = term.namespaces.as_ref().filter(|n| !n.is_empty()).unwrap_or(&own);
+        for (other, node) in placed {
+            let is_near = other.metadata.namespace.as_ref().is_some_and(|n| namespaces.contains(n));
+            if !is_near || !selector.matches_labels(other.metadata.labels.as_ref()) {
+                continue;
+            }
+            let node = nodes.iter().find(|known| known.metadata.name.as_deref() == Some(node));
+            let labels = node.and_then(|node| node.metadata.labels.as_ref());
+            if let Some(place) = labels.and_then(|labels| labels.get(&term.topology_key)) {
+                avoided.insert((term.topology_key.clone(), place.clone()));
+            }
+        }
+    }
+    avoided
+}
+
+fn is_in(node: &Node, key: &str, places: &BTreeSet<(String, String)>) -> bool {
+    let place = node.metadata.labels.as_ref().and_then(|labels| labels.get(key));
+    place.is_some_and(|place| places.contains(&(key.to_owned(), place.clone())))
 }
 
 /// Why a node cannot run a pod.
@@ -120,8 +178,44 @@ mod tests {
             spec["containers"] = json!([]);
             let pod: Pod = serde_json::from_value(json!({"spec": spec})).unwrap();
             let nodes = nodes(given);
-            let placed = place(&pod, &nodes.iter().collect::<Vec<_>>(), &pods_on);
+            let nodes: Vec<_> = nodes.iter().collect();
+            let placed = place(&pod, &nodes, &pods_on, Vec::new);
             assert_eq!(placed.map_or_else(|why| why, str::to_owned), want, "{name}");
+        }
+    }
+
+    #[test]
+    fn pods_that_want_to_be_apart() {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"namespace": "ns", "labels": {"app": "x"}},
+            "spec": {"containers": [], "affinity": {"podAntiAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": [
+                    {"labelSelector": {"matchLabels": {"app": "x"}}, "topologyKey": "host"}]}}}}))
+        .unwrap();
+        let node = |name: &str| -> Node {
+            serde_json::from_value(json!({"metadata": {"name": name, "labels": {"host": name}},
+                "status": {"conditions": [{"type": "Ready", "status": "True"}]}}))
+            .unwrap()
+        };
+        let nodes = [node("a"), node("b")];
+        let nodes: Vec<_> = nodes.iter().collect();
+        let other = |namespace: &str, app: &str| -> Backend {
+            serde_json::from_value(json!({
+                "metadata": {"namespace": namespace, "labels": {"app": app}}}))
+            .unwrap()
+        };
+        let (same, stranger, elsewhere) = (other("ns", "x"), other("ns", "y"), other("n2", "x"));
+        let none = "0/2 nodes are available: 2 node(s) didn't match pod anti-affinity rules.";
+        let cases = [
+            ("alone", vec![], "a"),
+            ("one there", vec![(&same, "a")], "b"),
+            ("no room", vec![(&same, "a"), (&same, "b")], none),
+            ("another app", vec![(&stranger, "a")], "a"),
+            ("another namespace", vec![(&elsewhere, "a")], "a"),
+        ];
+        for (name, placed, want) in cases {
+            let got = place(&pod, &nodes, &BTreeMap::new(), || placed);
+            assert_eq!(got.map_or_else(|why| why, str::to_owned), want, "{name}");
         }
     }
 }

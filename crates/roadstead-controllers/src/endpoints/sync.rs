@@ -78,7 +78,9 @@ impl State {
         let mut news = Vec::new();
         for (family, note) in notes {
             let before = self.told.insert((key.clone(), family.clone()), note.clone());
-            if before.as_ref() == Some(note) {
+            // Hints of another making also end, and nobody was told that they began.
+            let is_end = *note == Note::ended();
+            if before.as_ref() == Some(note) || (is_end && before != Some(Note::Enabled)) {
                 continue;
             }
             let (severity, reason, message) = match note {

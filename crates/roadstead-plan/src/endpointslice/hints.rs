@@ -107,6 +107,13 @@ pub enum Note {
     Disabled(String),
 }
 
+impl Note {
+    /// The Service no longer asks for hints.
+    pub fn ended() -> Self {
+        Self::Disabled("Topology Aware Hints has been disabled".into())
+    }
+}
+
 /// The slices of one family after packing.
 #[derive(Debug, Default)]
 pub struct Slices<'a> {
@@ -152,7 +159,7 @@ pub fn assign(mode: Mode, topology: &Topology, had: bool, slices: &mut Slices<'_
     match mode {
         Mode::Off => {
             slices.rewrite(|_| None);
-            had.then(|| Note::Disabled("Topology Aware Hints has been disabled".into()))
+            had.then(Note::ended)
         }
         Mode::SameZone | Mode::SameNode => {
             slices.rewrite(|endpoint| match is_ready(endpoint) {

@@ -5,6 +5,7 @@
 mod api_walk;
 mod bad_input;
 mod kube_rs;
+mod controllers;
 mod process;
 mod security;
 mod slow_clients;

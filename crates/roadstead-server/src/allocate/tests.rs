@@ -21,6 +21,7 @@ mod histories;
 mod ranges;
 mod speed;
 mod transitions;
+mod upstream;
 
 pub(super) const PATH: &str = "/api/v1/namespaces/default/services";
 pub(super) const ADDRESSES: &str = "/apis/networking.k8s.io/v1/ipaddresses";

@@ -4,8 +4,8 @@
 
 mod api_walk;
 mod bad_input;
-mod kube_rs;
 mod controllers;
+mod kube_rs;
 mod process;
 mod security;
 mod slow_clients;

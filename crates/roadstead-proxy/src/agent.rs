@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::error::Error;
 use std::future;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime};
 
 use futures::stream::BoxStream;
@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use crate::addresses::{node_ports, own_addresses};
-use crate::conntrack::Conntrack;
+use crate::conntrack::{self, Order};
 use crate::health::{Health, HealthChecks};
 use crate::ipvs::IpvsOptions;
 use crate::metrics::Metrics;
@@ -226,7 +226,7 @@ pub struct Agent {
     node_name: String,
     node_port_addresses: Vec<String>,
     node_networks: bool,
-    conntrack: Option<Conntrack>,
+    conntrack: Option<mpsc::Sender<Order>>,
     metrics: Arc<Metrics>,
     health: Arc<Health>,
     health_checks: watch::Sender<HealthChecks>,
@@ -269,7 +269,7 @@ impl Agent {
             node_name: config.node_name,
             node_port_addresses: config.node_port_addresses,
             node_networks: config.node_networks,
-            conntrack: Conntrack::open().ok(),
+            conntrack: conntrack::start(config.metrics.clone()).ok(),
             metrics: config.metrics,
             health: config.health,
             health_checks: config.health_checks,
@@ -403,26 +403,15 @@ impl Agent {
     }
 
     /// Makes the kernel forget flows that lead nowhere any more.
-    fn forget(&mut self, stale: Vec<Vec<FlowFilter>>) {
-        let Some(conntrack) = &mut self.conntrack else { return };
+    fn forget(&self, stale: Vec<Vec<FlowFilter>>) {
+        let Some(orders) = &self.conntrack else { return };
         for (half, filters) in self.families.iter().zip(stale) {
-            let family = half.table.family();
-            let own = &half.table.surroundings().node_addresses;
-            let started = Instant::now();
-            for filter in &filters {
-                match conntrack.forget(filter, family, own) {
-                    Ok(0) => {}
-                    Ok(flows) => {
-                        debug!(frontend = ?filter.frontend, flows, "stale flows forgotten");
-                        let counter = self.metrics.conntrack_deleted.get_or_create(&family.into());
-                        counter.inc_by(u64::try_from(flows).unwrap_or(0));
-                    }
-                    Err(error) => warn!(%error, "cannot forget stale flows"),
-                }
-            }
             if !filters.is_empty() {
-                let took = started.elapsed().as_secs_f64();
-                self.metrics.conntrack.get_or_create(&family.into()).observe(took);
+                let node_addresses = half.table.surroundings().node_addresses.clone();
+                let order = Order { family: half.table.family(), filters, node_addresses };
+                if orders.send(order).is_err() {
+                    warn!("nobody forgets stale flows any more");
+                }
             }
         }
     }

@@ -1,17 +1,20 @@
 //! Makes the kernel forget flows that lead nowhere any more.
 //!
-//! The kernel itself looks for the flows of one frontend, so a busy table costs little.
+//! The kernel hands out the flows of one protocol; we pick those of the changed frontends.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Instant;
 
 use roadstead_forwarding::conntrack::FlowFilter;
-use roadstead_forwarding::service::{Host, IpFamily};
+use roadstead_forwarding::service::{Frontend, Host, IpFamily, Protocol};
+use tracing::{debug, warn};
 
-use crate::netlink::{
-    ACKNOWLEDGE, Attributes, DUMP, Message, NetlinkError, Socket, attribute, request,
-};
+use crate::metrics::Metrics;
+use crate::netlink::{ACKNOWLEDGE, DUMP, Message, NetlinkError, Socket, attribute, request};
 
 const SUBSYSTEM: u16 = 1;
 const GET: u16 = 1;
@@ -23,91 +26,106 @@ const TUPLE_ADDRESSES: u16 = 1;
 const TUPLE_TRANSPORT: u16 = 2;
 const FILTER: u16 = 25;
 
-/// The kernel's table of flows.
+/// Flows to forget, of one family. Node ports are those on the node's addresses only, so that
+/// nobody else's flows are touched.
 #[derive(Debug)]
-pub struct Conntrack {
-    socket: Socket,
+pub struct Order {
+    /// Of which family.
+    pub family: IpFamily,
+    /// Which ones.
+    pub filters: Vec<FlowFilter>,
+    /// All addresses of the node.
+    pub node_addresses: BTreeSet<IpAddr>,
 }
 
-impl Conntrack {
-    /// Opens the way to the kernel.
-    pub fn open() -> io::Result<Self> {
-        Ok(Self { socket: Socket::open()? })
-    }
-
-    /// Deletes the flows that the filter names; returns how many. Node ports are those on
-    /// `node_addresses` only, so that nobody else's flows are touched.
-    pub fn forget(
-        &mut self,
-        filter: &FlowFilter,
-        family: IpFamily,
-        node_addresses: &BTreeSet<IpAddr>,
-    ) -> Result<usize, NetlinkError> {
-        let number = if family == IpFamily::V4 { 2 } else { 10 };
-        let address = match filter.frontend.host {
-            Host::Address(address) => Some(address),
-            Host::Node => None,
-        };
-        let protocol = filter.frontend.protocol.number();
-        let port = filter.frontend.port;
-        let flows = self.socket.ask(&request(SUBSYSTEM, GET, DUMP, number, |message| {
-            message.nest(ORIGINAL, |tuple| {
-                tuple.nest(TUPLE_ADDRESSES, |addresses| {
-                    if let Some(address) = address {
-                        put_destination(addresses, address);
-                    }
-                });
-                tuple.nest(TUPLE_TRANSPORT, |transport| {
-                    transport.put(1, &[protocol]);
-                    transport.put(3, &port.to_be_bytes());
-                });
-            });
-            message.nest(FILTER, |filter| {
-                const WANTED: u16 = 1;
-                const DESTINATION: u32 = 1 << 1;
-                const PROTOCOL: u32 = 1 << 3;
-                const PORT: u32 = 1 << 5;
-                let by_address = if address.is_some() { DESTINATION } else { 0 };
-                filter.put(WANTED, &(by_address | PROTOCOL | PORT).to_ne_bytes());
-                filter.put(2, &0u32.to_ne_bytes());
-            });
-        }))?;
-        let mut forgotten = 0;
-        for flow in &flows {
-            let Some((dialled, answerer)) = ends(flow) else { continue };
-            let ours = address.map_or_else(
-                || node_addresses.contains(&dialled.ip()),
-                |address| dialled.ip() == address,
-            );
-            if ours && dialled.port() == port && !filter.keep.contains(&answerer) {
-                forgotten += usize::from(self.delete(number, flow)?);
+/// Starts a thread that carries out orders until nobody can give any more: looking through all
+/// flows takes the kernel milliseconds, and the next change must not wait for that.
+pub fn start(metrics: Arc<Metrics>) -> io::Result<mpsc::Sender<Order>> {
+    let mut socket = Socket::open()?;
+    let (sender, orders) = mpsc::channel::<Order>();
+    thread::Builder::new().name("conntrack".into()).spawn(move || {
+        while let Ok(first) = orders.recv() {
+            let all: Vec<_> = [first].into_iter().chain(orders.try_iter()).collect();
+            for family in [IpFamily::V4, IpFamily::V6] {
+                let ours: Vec<_> = all.iter().filter(|order| order.family == family).collect();
+                if !ours.is_empty() {
+                    carry_out(&mut socket, family, &ours, &metrics);
+                }
             }
         }
-        Ok(forgotten)
-    }
+    })?;
+    Ok(sender)
+}
 
-    /// Deletes one flow; it may have ended meanwhile.
-    fn delete(&mut self, family: u8, flow: &Message) -> Result<bool, NetlinkError> {
-        let Some(tuple) = attribute(&flow.body, ORIGINAL) else { return Ok(false) };
-        let message = request(SUBSYSTEM, DELETE, ACKNOWLEDGE, family, |message| {
-            message.nest(ORIGINAL, |nest| nest.raw(tuple));
+fn carry_out(socket: &mut Socket, family: IpFamily, orders: &[&Order], metrics: &Metrics) {
+    let started = Instant::now();
+    match forget(socket, family, orders) {
+        Ok(flows) => {
+            debug!(?family, flows, took = ?started.elapsed(), "stale flows forgotten");
+            let deleted = metrics.conntrack_deleted.get_or_create(&family.into());
+            deleted.inc_by(u64::try_from(flows).unwrap_or(0));
+        }
+        Err(error) => warn!(?family, %error, "cannot forget stale flows"),
+    }
+    let took = started.elapsed().as_secs_f64();
+    metrics.conntrack.get_or_create(&family.into()).observe(took);
+}
+
+/// Deletes the flows that the orders name; returns how many. A later order knows better which
+/// flows may stay.
+fn forget(socket: &mut Socket, family: IpFamily, orders: &[&Order]) -> Result<usize, NetlinkError> {
+    let filters = orders.iter().flat_map(|order| &order.filters);
+    let filters: HashMap<Frontend, &FlowFilter> =
+        filters.map(|filter| (filter.frontend, filter)).collect();
+    let own = &orders[orders.len() - 1].node_addresses;
+    let number = if family == IpFamily::V4 { 2 } else { 10 };
+    let mut forgotten = 0;
+    for protocol in [Protocol::Udp, Protocol::Sctp] {
+        if !filters.keys().any(|frontend| frontend.protocol == protocol) {
+            continue;
+        }
+        for flow in socket.ask(&dump_of(protocol, number))? {
+            let Some((dialled, answerer)) = ends(&flow) else { continue };
+            let at = |host| Frontend { host, protocol, port: dialled.port() };
+            let node = own.contains(&dialled.ip()).then(|| at(Host::Node));
+            let found = filters.get(&at(Host::Address(dialled.ip())));
+            let filter = found.or_else(|| filters.get(&node?));
+            if filter.is_some_and(|filter| !filter.keep.contains(&answerer)) {
+                forgotten += usize::from(delete(socket, number, &flow)?);
+            }
+        }
+    }
+    Ok(forgotten)
+}
+
+/// Asks for all flows of a protocol.
+fn dump_of(protocol: Protocol, family: u8) -> Vec<u8> {
+    const ORIGINAL_FLAGS: u16 = 1;
+    const REPLY_FLAGS: u16 = 2;
+    const PROTOCOL: u32 = 1 << 3;
+    request(SUBSYSTEM, GET, DUMP, family, |message| {
+        message.nest(ORIGINAL, |tuple| {
+            tuple.nest(TUPLE_TRANSPORT, |transport| transport.put(1, &[protocol.number()]));
         });
-        match self.socket.ask(&message) {
-            Ok(_) => Ok(true),
-            Err(NetlinkError::Refused { source, .. })
-                if source.kind() == io::ErrorKind::NotFound =>
-            {
-                Ok(false)
-            }
-            Err(error) => Err(error),
-        }
-    }
+        message.nest(FILTER, |filter| {
+            filter.put(ORIGINAL_FLAGS, &PROTOCOL.to_ne_bytes());
+            filter.put(REPLY_FLAGS, &0u32.to_ne_bytes());
+        });
+    })
 }
 
-fn put_destination(addresses: &mut Attributes<'_>, address: IpAddr) {
-    match address {
-        IpAddr::V4(address) => addresses.put(2, &address.octets()),
-        IpAddr::V6(address) => addresses.put(4, &address.octets()),
+/// Deletes one flow; it may have ended meanwhile.
+fn delete(socket: &mut Socket, family: u8, flow: &Message) -> Result<bool, NetlinkError> {
+    let Some(tuple) = attribute(&flow.body, ORIGINAL) else { return Ok(false) };
+    let message = request(SUBSYSTEM, DELETE, ACKNOWLEDGE, family, |message| {
+        message.nest(ORIGINAL, |nest| nest.raw(tuple));
+    });
+    match socket.ask(&message) {
+        Ok(_) => Ok(true),
+        Err(NetlinkError::Refused { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            Ok(false)
+        }
+        Err(error) => Err(error),
     }
 }
 

@@ -3,11 +3,12 @@
 //! The laboratory is a node with pods that answer every connection with their own name and the
 //! address they see. Objects are fed to the agent directly; no API server is needed.
 
+mod lab;
+
 use std::collections::BTreeMap;
-use std::io::{self, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Service;
@@ -15,64 +16,13 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use roadstead_forwarding::surroundings::{DetectLocal, Surroundings};
 use roadstead_proxy::agent::{self, Agent, Config, cleanup};
 use roadstead_testkit::cluster::FakeCluster;
-use roadstead_testkit::netns::{inside, laboratory, make_node, make_pod, run};
+use roadstead_testkit::netns::{inside, laboratory, make_node, run};
 use roadstead_watch::informer::Change;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 
-const NODE: &str = "node-1";
-const PORT: u16 = 8080;
-const TIMEOUT: Duration = Duration::from_secs(2);
-
-/// A pod that answers on TCP and UDP.
-struct Pod {
-    name: String,
-    address: Ipv4Addr,
-    v6: Ipv6Addr,
-}
-
-fn start_pod(number: u8) -> Pod {
-    let (name, address, v6) = make_pod(number);
-    let (tcp, udp) = inside(&name, || {
-        (TcpListener::bind(("::", PORT)).unwrap(), UdpSocket::bind(("::", PORT)).unwrap())
-    });
-    let own = name.clone();
-    thread::spawn(move || {
-        for connection in tcp.incoming().flatten() {
-            let peer = connection.peer_addr().map(|peer| peer.ip().to_canonical());
-            let _ = peer.and_then(|peer| write!(&connection, "{own} {peer}"));
-        }
-    });
-    let own = name.clone();
-    thread::spawn(move || {
-        while let Ok((_, peer)) = udp.recv_from(&mut [0; 64]) {
-            let _ = udp.send_to(format!("{own} {}", peer.ip().to_canonical()).as_bytes(), peer);
-        }
-    });
-    Pod { name, address, v6 }
-}
-
-/// Connects once; returns who answered and whom they saw.
-fn call(protocol: &str, frontend: SocketAddr) -> io::Result<(String, IpAddr)> {
-    let mut answer = String::new();
-    if protocol == "TCP" {
-        let mut connection = TcpStream::connect_timeout(&frontend, TIMEOUT)?;
-        connection.set_read_timeout(Some(TIMEOUT))?;
-        connection.read_to_string(&mut answer)?;
-    } else {
-        let any = if frontend.is_ipv4() { "0.0.0.0" } else { "::" };
-        let socket = UdpSocket::bind((any, 0))?;
-        socket.set_read_timeout(Some(TIMEOUT))?;
-        socket.connect(frontend)?;
-        socket.send(b"hello")?;
-        let mut buffer = [0; 64];
-        let length = socket.recv(&mut buffer)?;
-        answer = String::from_utf8_lossy(&buffer[..length]).into_owned();
-    }
-    let (name, peer) = answer.split_once(' ').ok_or(io::ErrorKind::InvalidData)?;
-    Ok((name.to_owned(), peer.parse().map_err(|_| io::ErrorKind::InvalidData)?))
-}
+use self::lab::{NODE, PORT, call, start_pod};
 
 /// How often each pod answered, when called from a namespace or from the node itself.
 fn counts(
@@ -300,23 +250,38 @@ fn restart_and_cleanup() {
         make_node();
         let pod = start_pod(2);
         let web = frontend("10.96.0.20:80");
+        let mut listings = Vec::new();
         for _ in 0..2 {
             let mut agent = agent();
             agent.observe_service(&service("web", "10.96.0.20"));
             agent.observe_slice(&slice("web", &[pod.address]));
             agent.commit().unwrap();
             assert_eq!(call("TCP", web).unwrap().0, "pod-2");
+            // With handles, which would change if anything were written again.
+            listings.push(run("nft -a list ruleset"));
         }
-        // Somebody else's flush makes the next commit fail; the one after writes everything.
+        assert_eq!(listings[0], listings[1], "a restart changes nothing");
+        // Somebody else's flush is noticed; an edit, too. The next commit heals both.
         let mut agent = agent();
         agent.observe_service(&service("web", "10.96.0.20"));
         agent.observe_slice(&slice("web", &[pod.address]));
         agent.commit().unwrap();
-        run("nft flush ruleset");
-        agent.observe_service(&service("api", "10.96.0.21"));
-        assert!(agent.commit().is_err());
-        agent.commit().unwrap();
-        assert_eq!(call("TCP", web).unwrap().0, "pod-2");
+        assert!(agent.is_intact());
+        let element = "10.96.0.20 . tcp . 80";
+        for harm in [
+            "nft flush ruleset".to_owned(),
+            format!("nft delete element ip kube-proxy service-ips '{{ {element} }}'"),
+            "nft flush chain ip kube-proxy services".to_owned(),
+            "nft add element ip kube-proxy cluster-ips '{ 10.96.0.99 }'".to_owned(),
+        ] {
+            let before = run("nft list table ip kube-proxy");
+            run(&harm);
+            assert!(!agent.is_intact(), "{harm}");
+            agent.commit().unwrap();
+            assert!(agent.is_intact(), "{harm}");
+            assert_eq!(run("nft list table ip kube-proxy"), before, "{harm}");
+            assert_eq!(call("TCP", web).unwrap().0, "pod-2", "{harm}");
+        }
 
         cleanup().unwrap();
         assert_eq!(run("nft list ruleset"), "");
@@ -350,8 +315,14 @@ fn the_agent_follows_the_cluster() {
             eprintln!("from the watch event to the kernel: {:?}", started.elapsed());
             assert_eq!(call("TCP", web).unwrap().0, "pod-3");
 
-            // Somebody else's flush is noticed with the next change, and healed.
+            // Somebody else's flush is healed by itself, in less than a second.
             run("nft flush ruleset");
+            let started = Instant::now();
+            while !run("nft list ruleset").contains("10.96.0.20") {
+                assert!(started.elapsed() < Duration::from_secs(1), "not healed");
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            eprintln!("flush healed after {:?}", started.elapsed());
             let revision = cluster.put(SERVICES, service_object("api", "10.96.0.21"));
             programmed.wait_for(|state| state.revision >= revision).await.unwrap();
             assert_eq!(call("TCP", web).unwrap().0, "pod-3");

@@ -7,7 +7,7 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use futures::stream::{self, Stream};
+use futures::stream::{self, Stream, StreamExt};
 use http::{Request, Response};
 use http_body::Frame;
 use http_body_util::StreamBody;
@@ -86,7 +86,12 @@ impl FakeCluster {
         };
         let body: FrameStream = if parameter("watch").is_some() {
             let since = parameter("resourceVersion").and_then(|text| text.parse().ok());
-            Box::pin(self.clone().events(path, since.unwrap_or(0)))
+            if parameter("sendInitialEvents") == Some("true") {
+                let (state, since) = self.initial_events(&path);
+                Box::pin(stream::iter(state).chain(self.clone().events(path, since)))
+            } else {
+                Box::pin(self.clone().events(path, since.unwrap_or(0)))
+            }
         } else {
             let revision = self.length.borrow().to_string();
             let metadata = json!({"resourceVersion": revision});
@@ -94,6 +99,20 @@ impl FakeCluster {
             Box::pin(stream::iter([frame(&list)]))
         };
         Response::new(StreamBody::new(body))
+    }
+
+    /// The present state as a watch tells it, and the revision from which it goes on.
+    fn initial_events(&self, path: &str) -> (Vec<FrameResult>, usize) {
+        let revision = *self.length.borrow();
+        let added = |object| frame(&json!({"type": "ADDED", "object": object}));
+        let mut events: Vec<_> = self.current(path).into_iter().map(added).collect();
+        let metadata = json!({
+            "resourceVersion": revision.to_string(),
+            "annotations": {"k8s.io/initial-events-end": "true"},
+        });
+        let bookmark = json!({"kind": "Bookmark", "apiVersion": "v1", "metadata": metadata});
+        events.push(frame(&json!({"type": "BOOKMARK", "object": bookmark})));
+        (events, revision)
     }
 
     fn events(self, path: String, since: usize) -> impl Stream<Item = FrameResult> + Send {

@@ -1,0 +1,78 @@
+//! What tests with real packets share: pods that answer with their own name and the address they
+//! see, and clients that call them.
+
+#![allow(dead_code, reason = "each test uses its own part of it")]
+
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::thread;
+use std::time::Duration;
+
+use roadstead_testkit::netns::{inside, make_pod};
+
+pub const NODE: &str = "node-1";
+pub const PORT: u16 = 8080;
+pub const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A pod that answers on TCP and UDP.
+pub struct Pod {
+    pub name: String,
+    pub address: Ipv4Addr,
+    pub v6: Ipv6Addr,
+}
+
+pub fn start_pod(number: u8) -> Pod {
+    let (name, address, v6) = make_pod(number);
+    serve(&name);
+    Pod { name, address, v6 }
+}
+
+/// Answers every call to a namespace with its name and the address of the caller.
+pub fn serve(name: &str) {
+    let (tcp, udp) = inside(name, || {
+        (TcpListener::bind(("::", PORT)).unwrap(), UdpSocket::bind(("::", PORT)).unwrap())
+    });
+    let own = name.to_owned();
+    thread::spawn(move || {
+        for connection in tcp.incoming().flatten() {
+            let peer = connection.peer_addr().map(|peer| peer.ip().to_canonical());
+            let _ = peer.and_then(|peer| write!(&connection, "{own} {peer}"));
+        }
+    });
+    let own = name.to_owned();
+    thread::spawn(move || {
+        while let Ok((_, peer)) = udp.recv_from(&mut [0; 64]) {
+            let _ = udp.send_to(format!("{own} {}", peer.ip().to_canonical()).as_bytes(), peer);
+        }
+    });
+}
+
+/// Connects once; returns who answered and whom they saw.
+pub fn call(protocol: &str, frontend: SocketAddr) -> io::Result<(String, IpAddr)> {
+    call_within(TIMEOUT, protocol, frontend)
+}
+
+/// Connects once, with that much patience.
+pub fn call_within(
+    patience: Duration,
+    protocol: &str,
+    frontend: SocketAddr,
+) -> io::Result<(String, IpAddr)> {
+    let mut answer = String::new();
+    if protocol == "TCP" {
+        let mut connection = TcpStream::connect_timeout(&frontend, patience)?;
+        connection.set_read_timeout(Some(patience))?;
+        connection.read_to_string(&mut answer)?;
+    } else {
+        let any = if frontend.is_ipv4() { "0.0.0.0" } else { "::" };
+        let socket = UdpSocket::bind((any, 0))?;
+        socket.set_read_timeout(Some(patience))?;
+        socket.connect(frontend)?;
+        socket.send(b"hello")?;
+        let mut buffer = [0; 64];
+        let length = socket.recv(&mut buffer)?;
+        answer = String::from_utf8_lossy(&buffer[..length]).into_owned();
+    }
+    let (name, peer) = answer.split_once(' ').ok_or(io::ErrorKind::InvalidData)?;
+    Ok((name.to_owned(), peer.parse().map_err(|_| io::ErrorKind::InvalidData)?))
+}

@@ -24,7 +24,6 @@ fn a_walk_through_the_api() {
     }
     let roadstead = Roadstead::apiserver();
     let kubectl = roadstead.kubectl();
-    let directory = roadstead.directory().display();
     walk(
         &kubectl,
         &[
@@ -54,8 +53,6 @@ fn a_walk_through_the_api() {
             ("get svc -L tier --show-labels", &["front", "LABELS"]),
             ("create job once --image=tool -- date", &["created"]),
             ("get job once -o wide", &["Running", "0/1", "batch.kubernetes.io/controller-uid="]),
-            ("create cronjob often --image=tool --schedule='*/5 * * * *' -- date", &["created"]),
-            ("get cronjob", &["*/5 * * * *", "False"]),
             ("describe svc web", &["TargetPort:", "Session Affinity:"]),
             ("describe hpa web", &["50%", "Min replicas:"]),
             ("get --raw '/readyz?verbose'", &["[+]etcd ok", "readyz check passed"]),
@@ -63,16 +60,10 @@ fn a_walk_through_the_api() {
         ],
     );
     assert!(kubectl.fails("top pods").contains("Metrics API not available"));
-    let service = kubectl.run("get svc web -o yaml");
-    let file = format!("{directory}/service.yaml");
-    std::fs::write(&file, service.replace("port: 80\n", "port: 81\n")).unwrap();
-    let different = kubectl.try_run(&format!("diff -f {file}"));
-    assert_eq!(different.status.code(), Some(1), "there is a difference");
-    assert!(String::from_utf8_lossy(&different.stdout).contains("+  - port: 81"));
     let editor = "KUBE_EDITOR='sed -i s/hello/bye/'";
     let program = Kubectl::program();
     let edited =
-        kubectl.run(&format!("version --client > {file}; {editor} {program} edit svc web"));
+        kubectl.run(&format!("version --client > /dev/null; {editor} {program} edit svc web"));
     assert_eq!(edited, "service/web edited\n");
     assert_eq!(kubectl.run("get svc web -o jsonpath='{.metadata.annotations.note}'"), "bye");
     definitions(&kubectl);

@@ -239,6 +239,7 @@ fn finalizers(key: &ObjectKey, service: &Service, ours: bool) -> Write {
     if ours {
         all.push(FINALIZER.to_owned());
     }
+    let all = Some(all).filter(|all| !all.is_empty());
     let patch = json!({"metadata": {"uid": service.metadata.uid, "finalizers": all,
         "resourceVersion": service.metadata.resource_version.as_ref().filter(|_| ours)}});
     Write::merge(SERVICES, key.clone(), &patch)

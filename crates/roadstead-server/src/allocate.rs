@@ -17,7 +17,7 @@ use roadstead_api::kinds::service::{self, families, transition};
 use roadstead_api::look::Look;
 use roadstead_store::entry::{Key, Revision};
 use roadstead_store::transaction::Transaction;
-use serde_json::{Value, json};
+use serde_json::Value;
 use uuid::Uuid;
 
 use crate::api::Api;
@@ -100,7 +100,7 @@ impl Allocation<'_> {
         let before = self.old.map(held_addresses).unwrap_or_default();
         let after = held_addresses(new);
         for &address in after.difference(&before) {
-            let value = object::encode(&address_object(address, &new["metadata"]));
+            let value = address_object(address, &new["metadata"]);
             let key = address_key(address);
             transaction = transaction.expect(key.clone(), None).put(key, value);
         }
@@ -149,7 +149,7 @@ pub fn restore(
     if !held_addresses(&service).contains(&address) {
         return transaction;
     }
-    let value = object::encode(&address_object(address, &service["metadata"]));
+    let value = address_object(address, &service["metadata"]);
     transaction.expect(key, Some(entry.revision)).put(address_key(address), value)
 }
 
@@ -195,26 +195,22 @@ fn holder(service: &Value) -> Bytes {
     format!("{}/{}", metadata.text("/namespace"), metadata.text("/name")).into()
 }
 
-fn address_object(address: IpAddr, service: &Value) -> Value {
-    json!({
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "IPAddress",
-        "metadata": {
-            "name": address.to_string(),
-            "uid": Uuid::new_v4().to_string(),
-            "creationTimestamp": crate::write::seconds(Timestamp::now()),
-            "labels": {
-                "ipaddress.kubernetes.io/ip-family": Family::of(address).name(),
-                MANAGED_BY.0: MANAGED_BY.1,
-            },
-        },
-        "spec": {"parentRef": {
-            "group": "",
-            "resource": "services",
-            "namespace": service["namespace"],
-            "name": service["name"],
-        }},
-    })
+/// The bytes of an IPAddress, as [`object::encode`] would make them of a value: there is one for
+/// every Service, and no need for a tree in between.
+fn address_object(address: IpAddr, service: &Value) -> Bytes {
+    let family = Family::of(address).name();
+    let (label, manager) = MANAGED_BY;
+    let (created, uid) = (crate::write::seconds(Timestamp::now()), Uuid::new_v4());
+    let (name, namespace) = (&service["name"], &service["namespace"]);
+    format!(
+        "{{\"apiVersion\":\"networking.k8s.io/v1\",\"kind\":\"IPAddress\",\"metadata\":{{\
+         \"creationTimestamp\":\"{created}\",\
+         \"labels\":{{\"ipaddress.kubernetes.io/ip-family\":\"{family}\",\"{label}\":\"{manager}\"}},\
+         \"name\":\"{address}\",\"uid\":\"{uid}\"}},\
+         \"spec\":{{\"parentRef\":{{\"group\":\"\",\"name\":{name},\"namespace\":{namespace},\
+         \"resource\":\"services\"}}}}}}"
+    )
+    .into()
 }
 
 fn seed() -> u64 {

@@ -100,7 +100,7 @@ fn step(api: &Api, difference: &Difference) -> Option<Transaction> {
     let (addresses, ports) = (held_addresses(&service), held_ports(&service));
     Some(match (difference.reason, address, port) {
         ("ClusterIPNotAllocated", Ok(address), _) if addresses.contains(&address) => {
-            let value = object::encode(&address_object(address, &service["metadata"]));
+            let value = address_object(address, &service["metadata"]);
             let key = address_key(address);
             guard.expect(key.clone(), None).put(key, value)
         }

@@ -392,6 +392,15 @@ fn a_dry_run_takes_nothing() {
 }
 
 #[test]
+fn addresses_are_written_as_objects_are() {
+    let service = json!({"name": "a \"b\"", "namespace": "c"});
+    let bytes = super::super::address_object("fd00::9".parse().unwrap(), &service);
+    let object: Value = serde_json::from_slice(&bytes).unwrap();
+    assert_eq!(object.text("/spec/parentRef/name"), "a \"b\"");
+    assert_eq!(crate::object::encode(&object), bytes);
+}
+
+#[test]
 fn addresses_are_objects() {
     run(async {
         let cluster = Cluster::with(FOUR).await;

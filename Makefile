@@ -20,8 +20,9 @@ uml: ## Only the tests of IPVS, in user-mode-linux.
 figures: ## Start-up time, memory and size of a release build.
 	@scripts/figures
 
-bench: ## The speed of the API server over HTTPS, at several sizes.
+bench: ## The speed of the API server over HTTPS and of the proxy, at several sizes.
 	@cargo bench -p roadstead --bench apiserver
+	@cargo bench -p roadstead --bench proxy
 
 clients: ## Other people's clients against our API server.
 	@scripts/clients

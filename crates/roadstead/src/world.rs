@@ -137,7 +137,7 @@ mod tests {
     fn documents_and_lists() {
         let cases = [
             ("one", "kind: Service\nmetadata: {name: a}", 1),
-            ("two", "---\nkind: Service\n---\nkind: Service\nmetadata: {namespace: x}\n", 3),
+            ("two", "---\nkind: Service\n---\nkind: Service\nmetadata: {namespace: x}\n", 2),
             ("a list", "{\"kind\": \"List\", \"items\": [{\"kind\": \"Service\"}]}", 1),
         ];
         for (name, text, want) in cases {

@@ -61,7 +61,7 @@ where
 }
 
 /// What the server said, with the object read.
-enum Event<K> {
+pub(crate) enum Event<K> {
     Init,
     Apply(K),
     Delete(K),
@@ -70,7 +70,7 @@ enum Event<K> {
     Unreadable,
 }
 
-fn decode<K: DeserializeOwned>(said: Said) -> Event<K> {
+pub(crate) fn decode<K: DeserializeOwned>(said: Said) -> Event<K> {
     let (read, object): (fn(K) -> Event<K>, _) = match said {
         Said::Start => return Event::Init,
         Said::Complete => return Event::InitDone,

@@ -12,6 +12,7 @@ pub mod cache;
 pub mod events;
 mod follow;
 pub mod informer;
+pub mod lean;
 pub mod queue;
 pub mod status;
 pub mod write;

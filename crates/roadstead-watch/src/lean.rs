@@ -1,0 +1,139 @@
+//! List-and-watch for a component that keeps its own view: objects pass through and are not kept.
+//!
+//! Of each object only its key and version are remembered, to turn a relist into differences.
+
+use std::collections::HashMap;
+
+use futures::stream::{self, BoxStream, StreamExt};
+use kube::{Api, Resource, ResourceExt};
+use roadstead_api::key::ObjectKey;
+use serde::de::DeserializeOwned;
+
+use crate::follow::{Follower, Selection};
+use crate::informer::{Event, decode, key_of};
+
+/// What happened to the watched kind.
+#[derive(Debug)]
+pub enum LeanChange<K> {
+    /// The object was created or changed; this is its newest state.
+    Set(K),
+    /// The object is gone since this version, or since an unknown one (0).
+    Gone(ObjectKey, u64),
+    /// Everything that existed when the watch (re)started has now been delivered.
+    Synced,
+}
+
+/// Follows one kind forever, reconnecting with back-off.
+///
+/// After a broken watch only the differences come out of the stream, with a `Gone` for each
+/// object that was deleted meanwhile.
+pub fn lean<K>(api: Api<K>, selection: Selection) -> BoxStream<'static, LeanChange<K>>
+where
+    K: Resource + DeserializeOwned + Send + 'static,
+{
+    let path = api.resource_url().to_owned();
+    let follower = Follower::new(api.into_client(), &path, selection);
+    stream::unfold((follower, Known::default()), |(mut follower, mut known)| async move {
+        let event: Event<K> = decode(follower.next().await);
+        if let Event::Apply(object) | Event::Delete(object) = &event {
+            follower.reached(object.resource_version().unwrap_or_default());
+        }
+        Some((stream::iter(known.step(event)), (follower, known)))
+    })
+    .flatten()
+    .boxed()
+}
+
+/// The version of an object, if it is a number that grows, as it is in Kubernetes (KEP-5504).
+pub fn version_of<K: Resource>(object: &K) -> u64 {
+    object.meta().resource_version.as_deref().and_then(|text| text.parse().ok()).unwrap_or(0)
+}
+
+/// The versions delivered so far, and in which round of listing each was last seen.
+#[derive(Default)]
+struct Known {
+    versions: HashMap<ObjectKey, (u64, u32)>,
+    round: u32,
+}
+
+impl Known {
+    fn step<K: Resource>(&mut self, event: Event<K>) -> Vec<LeanChange<K>> {
+        match event {
+            Event::Init => {
+                self.round += 1;
+                Vec::new()
+            }
+            Event::Apply(object) => {
+                let version = version_of(&object);
+                let before = self.versions.insert(key_of(&object), (version, self.round));
+                let repeated = version > 0 && before.is_some_and(|(before, _)| before == version);
+                if repeated { Vec::new() } else { vec![LeanChange::Set(object)] }
+            }
+            Event::InitDone => {
+                let round = self.round;
+                let gone = self.versions.extract_if(|_, (_, seen)| *seen != round);
+                let gone = gone.map(|(key, _)| LeanChange::Gone(key, 0));
+                gone.chain([LeanChange::Synced]).collect()
+            }
+            Event::Unreadable => Vec::new(),
+            Event::Delete(object) => {
+                let key = key_of(&object);
+                self.versions.remove(&key);
+                vec![LeanChange::Gone(key, version_of(&object))]
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::api::core::v1::ConfigMap;
+
+    /// `a@3` is the object named a, at resource version 3.
+    fn object(text: &str) -> ConfigMap {
+        let (name, version) = text.split_once('@').unwrap();
+        let mut map = ConfigMap::default();
+        map.metadata.name = Some(name.into());
+        map.metadata.resource_version = Some(version.into());
+        map
+    }
+
+    fn changes(text: &str) -> String {
+        let mut known = Known::default();
+        let event = |word: &str| match (word, word.split_at(1)) {
+            ("init", _) => Event::Init,
+            ("done", _) => Event::InitDone,
+            (_, ("+", rest)) => Event::Apply(object(rest)),
+            (_, (_, rest)) => Event::Delete(object(rest)),
+        };
+        let changes = text.split_whitespace().flat_map(|word| known.step(event(word)));
+        let words = changes.map(|change| match change {
+            LeanChange::Set(o) => format!("set:{}@{}", o.name_any(), version_of(&o)),
+            LeanChange::Gone(key, version) => format!("gone:{}@{version}", key.name),
+            LeanChange::Synced => "synced".into(),
+        });
+        words.collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn a_stream_of_differences() {
+        let cases = [
+            ("first list", "init +a@1 +b@2 done", "set:a@1 set:b@2 synced"),
+            ("live events", "init done +a@3 +a@4 -a@5", "synced set:a@3 set:a@4 gone:a@5"),
+            (
+                "a relist repeats nothing and reports the vanished",
+                "init +a@1 +b@2 done init +a@1 done",
+                "set:a@1 set:b@2 synced gone:b@0 synced",
+            ),
+            (
+                "a relist that breaks off loses nothing",
+                "init +a@1 +b@2 done init +a@1 init +b@2 done",
+                "set:a@1 set:b@2 synced gone:a@0 synced",
+            ),
+        ];
+        for (name, given, want) in cases {
+            assert_eq!(changes(given), want, "{name}");
+        }
+    }
+}

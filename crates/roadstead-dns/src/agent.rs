@@ -1,22 +1,34 @@
-//! The agent: follows the cluster, and lets the server answer from what it sees.
+//! The agent: puts the parts together, follows the cluster and the configuration.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
-use futures::StreamExt;
-use k8s_openapi::api::core::v1::{Namespace, Service};
-use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::{Api, Client, Resource, ResourceExt};
-use roadstead_watch::informer::{Change, Selection, informer, key_of};
+use futures::stream::{self, BoxStream, StreamExt};
+use kube::Client;
+use roadstead_watch::status::{self, Page};
 use roadstead_zone::name::Name;
-use roadstead_zone::zone::{Lifetimes, Zone};
+use roadstead_zone::zone::{Keeper, Lifetimes, Settings};
+use tokio::net::TcpListener;
 use tokio::sync::watch;
+use tokio::time;
 use tokio_util::sync::CancellationToken;
-use tracing::info;
+use tracing::{error, info};
 
-use crate::server::{Server, Shared};
+use crate::corefile::{self, Corefile, CorefileError};
+use crate::follow::{Follower, Wanted, config_map, seconds_since_1970};
+use crate::metrics::Metrics;
+use crate::programmed;
+use crate::publish::Published;
+use crate::resolve::Resolver;
+use crate::server::Server;
+use crate::setup::Setup;
+use crate::upstream::{Options, Upstreams};
+
+/// How often a file with the configuration is looked at.
+const LOOK: Duration = Duration::from_secs(2);
 
 /// What the server needs to know.
 #[derive(Clone, Debug)]
@@ -25,15 +37,50 @@ pub struct Config {
     pub listen: Vec<SocketAddr>,
     /// The cluster's zone.
     pub zone: String,
-    /// Whom to ask about other names, in this order. With nobody to ask, such questions are
-    /// refused.
+    /// Whom to ask about other names. With nobody to ask, such questions are refused.
     pub upstreams: Vec<SocketAddr>,
     /// How long clients may remember answers.
     pub lifetimes: Lifetimes,
     /// The addresses under which clients know this server, for the zone's NS record.
     pub addresses: Vec<IpAddr>,
+    /// A configuration in CoreDNS' language, which replaces the zone, the upstreams and the
+    /// lifetimes above.
+    pub corefile: Option<Source>,
+    /// Whether to answer as CoreDNS does where that differs from the RFCs.
+    pub coredns_compat: bool,
+    /// How many replies per second a network of strangers gets over UDP; 0 is without limit.
+    pub stranger_rate: u32,
+    /// The name of the Lease in kube-system that says which revision is being answered from.
+    pub lease: Option<String>,
+    /// Where to say that the server lives, that it is ready, and what it counted.
+    pub pages: Pages,
+    /// How many threads answer over UDP; `None` is one per processor.
+    pub threads: Option<usize>,
     /// Shows what is being answered from; subscribe to it before `run`.
-    pub published: watch::Sender<Published>,
+    pub published: watch::Sender<Programmed>,
+    /// The newest resource version among the Services taken in.
+    pub services: watch::Sender<u64>,
+}
+
+/// Where a configuration is to be found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// In a file.
+    File(PathBuf),
+    /// Under the key `Corefile` of a ConfigMap, by namespace and name. While there is none, the
+    /// other settings hold.
+    ConfigMap(String, String),
+}
+
+/// The little pages beside the server; a Corefile may choose other places.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pages {
+    /// `/health`.
+    pub health: Option<SocketAddr>,
+    /// `/ready`.
+    pub ready: Option<SocketAddr>,
+    /// `/metrics`.
+    pub metrics: Option<SocketAddr>,
 }
 
 impl Default for Config {
@@ -44,14 +91,21 @@ impl Default for Config {
             upstreams: Vec::new(),
             lifetimes: Lifetimes::default(),
             addresses: Vec::new(),
+            corefile: None,
+            coredns_compat: false,
+            stranger_rate: 100,
+            lease: None,
+            pages: Pages::default(),
+            threads: None,
             published: watch::Sender::default(),
+            services: watch::Sender::default(),
         }
     }
 }
 
 /// What is being answered from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Published {
+pub struct Programmed {
     /// Whether everything that existed at the start is in the zone.
     pub ready: bool,
     /// The newest resource version among the objects taken in.
@@ -75,12 +129,36 @@ pub enum DnsError {
         /// Why.
         source: io::Error,
     },
+    /// The configuration cannot be read.
+    #[error("cannot read {path}")]
+    File {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The configuration is gone.
+    #[error("the Corefile is gone")]
+    Missing,
+    /// The configuration makes no sense.
+    #[error("the Corefile is refused: {0}")]
+    Corefile(CorefileError),
+}
+
+impl From<CorefileError> for DnsError {
+    fn from(error: CorefileError) -> Self {
+        Self::Corefile(error)
+    }
 }
 
 /// Answers until `stop`, from a zone that follows the cluster.
 pub async fn run(client: Client, config: Config, stop: CancellationToken) -> Result<(), DnsError> {
     let listen = |source| DnsError::Listen { listen: config.listen.clone(), source };
-    let server = Server::bind(&config.listen).map_err(listen)?;
+    let server = match config.threads {
+        None => Server::bind(&config.listen),
+        Some(threads) => Server::bind_with(&config.listen, threads),
+    };
+    let server = server.map_err(listen)?;
     serve(client, config, server, stop).await
 }
 
@@ -91,94 +169,209 @@ pub async fn serve(
     server: Server,
     stop: CancellationToken,
 ) -> Result<(), DnsError> {
-    let origin = Name::parse(&config.zone);
-    let origin = origin.ok_or_else(|| DnsError::Zone { zone: config.zone.clone() })?;
-    let zone = Zone::new(&origin, config.lifetimes, seconds_since_1970(), &config.addresses);
-    let zone = Arc::new(RwLock::new(zone));
-    let shared = Arc::new(Shared::new(zone.clone(), config.upstreams));
-    let follower = Follower { zone, published: config.published, synced: [false; 3] };
+    let listen = |source| DnsError::Listen { listen: config.listen.clone(), source };
+    let (wanted, setup, pages) = begin(&config)?;
+    let pages = Pages {
+        health: config.pages.health.or(pages.health),
+        ready: config.pages.ready.or(pages.ready),
+        metrics: config.pages.metrics.or(pages.metrics),
+    };
+    let zone = Keeper::new(wanted.settings.clone(), seconds_since_1970()).snapshot();
+    let zone = Published::new(zone);
+    let setup = Published::new(Arc::new(setup));
+    let resolver = Resolver::new(zone.clone(), setup);
+    let metrics = Arc::new(Metrics::default());
+    let (sender, receiver) = watch::channel(wanted);
+    let follower = Follower {
+        client: client.clone(),
+        zone,
+        published: config.published.clone(),
+        services: config.services.clone(),
+        metrics: metrics.clone(),
+        wanted: receiver,
+    };
+    let shown = Shown { resolver: resolver.clone(), metrics: metrics.clone(), stop: stop.clone() };
+    let pages = shown.bind(pages, config.published.subscribe()).await.map_err(listen)?;
+    let lease = async {
+        match &config.lease {
+            Some(name) => {
+                programmed::run(client.clone(), name.clone(), config.published.subscribe()).await;
+            }
+            None => std::future::pending().await,
+        }
+    };
+    let configuration = follow_configuration(&client, &config, &sender, &resolver);
+    let serving = server.serve(resolver.clone(), &metrics, config.stranger_rate, stop.clone());
     tokio::select! {
-        () = server.serve(shared, stop.clone()) => {}
-        () = follower.run(client) => {}
-        () = stop.cancelled() => {}
+        result = serving => result.map_err(listen)?,
+        () = follower.run() => {}
+        () = configuration => {}
+        () = lease => {}
+        () = pages => {}
     }
     Ok(())
 }
 
-/// Writes what the watch shows into the zone.
-struct Follower {
-    zone: Arc<RwLock<Zone>>,
-    published: watch::Sender<Published>,
-    synced: [bool; 3],
+/// The port that the configuration wants to be served.
+pub fn port(config: &Config) -> Result<u16, DnsError> {
+    let Some(Source::File(path)) = &config.corefile else { return Ok(53) };
+    let failed = |source| DnsError::File { path: path.clone(), source };
+    let text = std::fs::read_to_string(path).map_err(failed)?;
+    Ok(read(&text, config)?.port)
 }
 
-impl Follower {
-    async fn run(mut self, client: Client) {
-        let config = Selection::default;
-        let mut namespaces = informer::<Namespace>(Api::all(client.clone()), config());
-        let mut services = informer::<Service>(Api::all(client.clone()), config());
-        let mut slices = informer::<EndpointSlice>(Api::all(client), config());
-        loop {
-            tokio::select! {
-                Some(change) = namespaces.next() => self.namespace(&change),
-                Some(change) = services.next() => self.service(&change),
-                Some(change) = slices.next() => self.slice(&change),
-                else => return,
-            }
-        }
-    }
+/// What to begin with.
+fn begin(config: &Config) -> Result<(Wanted, Setup, Pages), DnsError> {
+    let standard = standard(config)?;
+    let Some(Source::File(path)) = &config.corefile else { return Ok(standard) };
+    let failed = |source| DnsError::File { path: path.clone(), source };
+    let text = std::fs::read_to_string(path).map_err(failed)?;
+    Ok(understood(read(&text, config)?, config, standard.0))
+}
 
-    fn namespace(&mut self, change: &Change<Namespace>) {
-        match change {
-            Change::Set(object) => self.zone().observe_namespace(&object.name_any()),
-            Change::Gone(object) => self.zone().remove_namespace(&object.name_any()),
-            Change::Synced => self.synced[0] = true,
-        }
-        self.publish(change);
-    }
+/// What the flags alone mean.
+fn standard(config: &Config) -> Result<(Wanted, Setup, Pages), DnsError> {
+    let origin = Name::parse(&config.zone);
+    let origin = origin.ok_or_else(|| DnsError::Zone { zone: config.zone.clone() })?;
+    let mut settings = Settings::new(&origin);
+    settings.lifetimes = config.lifetimes;
+    settings.servers = config.addresses.clone();
+    settings.coredns_compat = config.coredns_compat;
+    let upstreams = (!config.upstreams.is_empty())
+        .then(|| Arc::new(Upstreams::new(config.upstreams.clone(), Options::default())));
+    let mut setup = Setup::standard(upstreams);
+    setup.coredns_compat = config.coredns_compat;
+    let wanted = Wanted { settings, service_selector: None, namespace_selector: None };
+    Ok((wanted, setup, config.pages))
+}
 
-    fn service(&mut self, change: &Change<Service>) {
-        match change {
-            Change::Set(object) => self.zone().observe_service(object),
-            Change::Gone(object) => self.zone().remove_service(&key_of(object.as_ref())),
-            Change::Synced => self.synced[1] = true,
-        }
-        self.publish(change);
-    }
+fn read(text: &str, config: &Config) -> Result<Corefile, CorefileError> {
+    corefile::read(text, config.coredns_compat, &|path| std::fs::read_to_string(path))
+}
 
-    fn slice(&mut self, change: &Change<EndpointSlice>) {
-        match change {
-            Change::Set(object) => self.zone().observe_slice(object),
-            Change::Gone(object) => self.zone().remove_slice(&key_of(object.as_ref())),
-            Change::Synced => self.synced[2] = true,
-        }
-        self.publish(change);
-    }
+/// Puts a configuration in the place of the flags.
+fn understood(corefile: Corefile, config: &Config, standard: Wanted) -> (Wanted, Setup, Pages) {
+    let settings = corefile
+        .settings
+        .map(|settings| Settings { servers: config.addresses.clone(), ..settings });
+    let wanted = Wanted {
+        settings: settings.unwrap_or(standard.settings),
+        service_selector: corefile.service_selector,
+        namespace_selector: corefile.namespace_selector,
+    };
+    let pages = Pages { health: corefile.health, ready: corefile.ready, metrics: corefile.metrics };
+    (wanted, corefile.setup, pages)
+}
 
-    fn zone(&self) -> RwLockWriteGuard<'_, Zone> {
-        self.zone.write().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn publish<K: Resource>(&self, change: &Change<K>) {
-        let ready = self.synced == [true; 3];
-        let revision = match change {
-            Change::Set(object) | Change::Gone(object) => object.resource_version(),
-            Change::Synced => None,
-        };
-        let revision = revision.and_then(|text| text.parse().ok()).unwrap_or(0);
-        let was_ready = self.published.borrow().ready;
-        if ready && !was_ready {
-            self.zone().set_synced();
-            info!("all names are known");
+/// Takes in changes of the configuration for ever. One that makes no sense is refused, and the
+/// last good one goes on answering.
+async fn follow_configuration(
+    client: &Client,
+    config: &Config,
+    wanted: &watch::Sender<Wanted>,
+    resolver: &Arc<Resolver>,
+) {
+    resolver.guard().await;
+    let mut texts = match &config.corefile {
+        None => stream::pending().boxed(),
+        Some(Source::ConfigMap(namespace, name)) => config_map(client, namespace, name),
+        Some(Source::File(path)) => contents(path.clone()),
+    };
+    let mut last = match &config.corefile {
+        Some(Source::File(path)) => std::fs::read_to_string(path).ok(),
+        _ => None,
+    };
+    while let Some(text) = texts.next().await {
+        if text == last {
+            continue;
         }
-        self.published.send_modify(|published| {
-            published.ready = ready;
-            published.revision = published.revision.max(revision);
-        });
+        let is_file = matches!(config.corefile, Some(Source::File(_)));
+        match apply(text.as_deref(), is_file, config, wanted, resolver) {
+            Ok(()) => info!("configuration taken in"),
+            Err(error) => error!(%error, "configuration refused, the old one goes on"),
+        }
+        last = text;
+        resolver.guard().await;
     }
 }
 
-fn seconds_since_1970() -> u32 {
-    let elapsed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u32::try_from(elapsed.as_secs()).unwrap_or(u32::MAX)
+/// The text of a file, again and again.
+fn contents(path: PathBuf) -> BoxStream<'static, Option<String>> {
+    let look = |path: PathBuf| async move {
+        time::sleep(LOOK).await;
+        Some((tokio::fs::read_to_string(&path).await.ok(), path))
+    };
+    stream::unfold(path, look).boxed()
+}
+
+fn apply(
+    text: Option<&str>,
+    is_file: bool,
+    config: &Config,
+    wanted: &watch::Sender<Wanted>,
+    resolver: &Resolver,
+) -> Result<(), DnsError> {
+    let standard = standard(config)?;
+    let (new, setup, _) = match text {
+        Some(text) => understood(read(text, config)?, config, standard.0),
+        None if is_file => return Err(DnsError::Missing),
+        None => standard,
+    };
+    wanted.send_if_modified(|old| {
+        let changed = *old != new;
+        *old = new;
+        changed
+    });
+    resolver.setup.publish(Arc::new(setup));
+    // Other servers may say something else.
+    resolver.cache.clear();
+    Ok(())
+}
+
+/// What the pages show.
+struct Shown {
+    resolver: Arc<Resolver>,
+    metrics: Arc<Metrics>,
+    stop: CancellationToken,
+}
+
+impl Shown {
+    /// Binds the pages; the future serves them for ever.
+    async fn bind(
+        self,
+        pages: Pages,
+        programmed: watch::Receiver<Programmed>,
+    ) -> io::Result<impl Future<Output = ()>> {
+        let shown = Arc::new(self);
+        let mut places: Vec<SocketAddr> =
+            [pages.health, pages.ready, pages.metrics].into_iter().flatten().collect();
+        places.sort_unstable();
+        places.dedup();
+        let mut servers = Vec::new();
+        for place in places {
+            let listener = TcpListener::bind(place).await?;
+            let (shown, programmed) = (shown.clone(), programmed.clone());
+            servers.push(status::serve(listener, move |path| {
+                let ready = programmed.borrow().ready && !shown.stop.is_cancelled();
+                match path {
+                    "/health" => Some(Page::text(200, "OK")),
+                    "/ready" if ready => Some(Page::text(200, "OK")),
+                    "/ready" => Some(Page::text(503, "kubernetes")),
+                    "/metrics" => Some(Page::metrics(shown.page())),
+                    _ => None,
+                }
+            }));
+        }
+        Ok(async move {
+            futures::future::join_all(servers).await;
+            std::future::pending().await
+        })
+    }
+
+    fn page(&self) -> String {
+        let setup = self.resolver.setup.get();
+        let forwards = setup.blocks.iter().flat_map(|block| &block.forwards);
+        let broken = forwards.map(|forward| forward.upstreams.broken()).sum();
+        self.metrics.page(self.resolver.cache.len(), broken)
+    }
 }

@@ -1,13 +1,29 @@
-//! The DNS server: answers for the cluster's zone, and passes on questions about the rest.
+//! The DNS server: answers for the cluster's zone, and asks others about the rest.
 //!
 //! `message` and `reply` are our own codec, which neither allocates nor trusts its input;
 //! `respond` turns one query into one reply and is a plain function, so that any kind of socket
-//! loop can call it. `server` is such a loop, `upstream` asks other servers, and `agent` keeps the
-//! zone equal to the cluster. Which names exist is decided in `roadstead-zone`.
+//! loop can call it. `udp` and `tcp` are such loops, `resolve` and what is below it (`cache`,
+//! `upstream`) fetch what other servers know. `setup` is the configuration in use, `corefile`
+//! reads it in CoreDNS' language, and `agent` keeps zone and setup equal to the cluster. Which
+//! names exist is decided in `roadstead-zone`.
 
 pub mod agent;
+pub mod cache;
+pub mod corefile;
+mod follow;
+pub mod limit;
 pub mod message;
+pub mod metrics;
+mod programmed;
+pub mod publish;
 pub mod reply;
+pub mod resolve;
 pub mod respond;
 pub mod server;
+pub mod setup;
+pub mod tcp;
+#[cfg(test)]
+mod testing;
+pub mod udp;
 pub mod upstream;
+mod write;

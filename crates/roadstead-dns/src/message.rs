@@ -35,6 +35,8 @@ pub struct Edns {
     pub size: u16,
     /// The version of the extension; only 0 exists.
     pub version: u8,
+    /// Whether it wants the records of DNSSEC.
+    pub dnssec: bool,
 }
 
 /// Why a message is not a query for us.
@@ -59,6 +61,14 @@ impl NameBuffer {
     /// The bytes, with the zero at the end.
     pub fn wire(&self) -> &[u8] {
         &self.bytes[..self.length]
+    }
+
+    /// The same name in small letters.
+    pub fn from_wire(wire: &[u8]) -> Option<Self> {
+        let mut name = Self { bytes: [0; MAX_LENGTH], length: 0 };
+        name.push(wire)?;
+        name.bytes.make_ascii_lowercase();
+        Some(name)
     }
 
     fn push(&mut self, bytes: &[u8]) -> Option<()> {
@@ -89,6 +99,18 @@ impl<'a> Query<'a> {
         let records = usize::from(count(6)) + usize::from(count(8)) + usize::from(count(10));
         let edns = read_edns(bytes, at + 4, records)?;
         Ok(Self { bytes, name, kind, class, question_end: at + 4, edns })
+    }
+}
+
+impl Query<'_> {
+    /// Whether the client checks signatures itself.
+    pub fn checking_disabled(&self) -> bool {
+        self.bytes[3] & 0x10 != 0
+    }
+
+    /// Whether the client wants the records of DNSSEC.
+    pub fn wants_dnssec(&self) -> bool {
+        self.edns.is_some_and(|edns| edns.dnssec)
     }
 }
 
@@ -133,20 +155,39 @@ impl Record {
     }
 }
 
-/// The records of a message's answer section; empty if it cannot be read.
-pub fn answers(bytes: &[u8]) -> impl Iterator<Item = Record> {
+/// A part of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// What was asked for.
+    Answer,
+    /// Who is responsible.
+    Authority,
+    /// The rest.
+    Additional,
+}
+
+/// All records of a message with one question, by part. An error says that there should be more,
+/// but they cannot be read.
+pub fn records(bytes: &[u8]) -> impl Iterator<Item = Result<(Part, Record), Fault>> {
     let question_end = match read_u16(bytes, 4) {
         Some(1) => read_plain_name(bytes).map(|(_, at)| at + 4),
         _ => None,
     };
-    let mut left = question_end.and_then(|_| read_u16(bytes, 6)).unwrap_or(0);
-    let mut at = question_end.unwrap_or(0);
-    std::iter::from_fn(move || {
-        left = left.checked_sub(1)?;
-        let record = Record::read(bytes, at)?;
-        at = record.end();
-        Some(record)
+    let count = |at| question_end.and_then(|_| read_u16(bytes, at)).unwrap_or(0);
+    let counts = [(Part::Answer, 6), (Part::Authority, 8), (Part::Additional, 10)];
+    let parts = counts.map(|(part, at)| std::iter::repeat_n(part, usize::from(count(at))));
+    let mut at = question_end;
+    parts.into_iter().flatten().map_while(move |part| {
+        let record = Record::read(bytes, at?);
+        at = record.as_ref().map(Record::end);
+        Some(record.map(|record| (part, record)).ok_or(Fault::Malformed))
     })
+}
+
+/// The records of a message's answer section, as far as they can be read.
+pub fn answers(bytes: &[u8]) -> impl Iterator<Item = Record> {
+    let readable = records(bytes).map_while(Result::ok);
+    readable.take_while(|(part, _)| *part == Part::Answer).map(|(_, record)| record)
 }
 
 /// Reads a number of two bytes.
@@ -199,8 +240,9 @@ fn read_edns(bytes: &[u8], mut at: usize, records: usize) -> Result<Option<Edns>
         let Some(record) = Record::read(bytes, at) else { break };
         at = record.end();
         if record.kind == TYPE_OPT {
-            let [_, version, ..] = record.lifetime.to_be_bytes();
-            if found.replace(Edns { size: record.class, version }).is_some() {
+            let [_, version, flags, _] = record.lifetime.to_be_bytes();
+            let edns = Edns { size: record.class, version, dnssec: flags & 0x80 != 0 };
+            if found.replace(edns).is_some() {
                 return Err(Fault::Malformed);
             }
         }

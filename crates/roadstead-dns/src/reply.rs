@@ -3,7 +3,10 @@
 //! A record that does not fit is left out as a whole. Whether that makes the reply truncated is
 //! for the caller to say: answers must be complete, additional addresses need not be.
 
-use roadstead_zone::answer::Target;
+use std::fmt::{self, Write};
+
+use roadstead_zone::records::{HostLabel, Target};
+use roadstead_zone::view::Dashed;
 
 use crate::message::{CLASS_INTERNET, Edns, HEADER_LENGTH, Query, TYPE_OPT};
 
@@ -78,8 +81,9 @@ impl<'a> Reply<'a> {
     /// reply will not be longer than the buffer.
     pub fn new(query: &Query<'_>, buffer: &'a mut [u8], our_size: u16) -> Self {
         let mut reply = Self { buffer, at: 0, edns: query.edns, our_size };
-        // It is a response, recursion is available, and whether it was wished for is repeated.
-        let flags = [0x80 | (query.bytes[2] & 0x01), 0x80];
+        // It is a response, recursion is available, and whether it was wished for is repeated, as
+        // is whether signatures are to be checked.
+        let flags = [0x80 | (query.bytes[2] & 0x01), 0x80 | (query.bytes[3] & 0x10)];
         let question = &query.bytes[HEADER_LENGTH..query.question_end];
         for part in [&query.bytes[..2], &flags, &[0, 1, 0, 0, 0, 0, 0, 0], question] {
             reply.put(part).expect("the shortest buffer holds the longest question");
@@ -90,6 +94,16 @@ impl<'a> Reply<'a> {
     /// Says that the data is ours.
     pub fn set_authoritative(&mut self) {
         self.buffer[2] |= 0x04;
+    }
+
+    /// Says that we ask nobody else, as CoreDNS does about its own data.
+    pub fn clear_recursion(&mut self) {
+        self.buffer[3] &= 0x7f;
+    }
+
+    /// Passes on that another server has checked the signatures.
+    pub fn set_authentic(&mut self) {
+        self.buffer[3] |= 0x20;
     }
 
     /// Says that there is more than fits.
@@ -146,27 +160,55 @@ impl<'a> Reply<'a> {
             Owner::At(at) => self.put(&(0xc000 | u16::try_from(at).ok()?).to_be_bytes()),
             Owner::Name(wire) => self.put(wire),
             Owner::Target(target, zone) => {
-                for label in
-                    target.host.into_iter().chain([target.service, target.namespace, "svc"])
-                {
-                    self.label(label)?;
+                match target.host {
+                    HostLabel::Service => {}
+                    HostLabel::Name(name) => self.label(name.as_bytes())?,
+                    HostLabel::Address(address) => self.label(Dashed::new(address).bytes())?,
                 }
+                self.put(target.key)?;
+                self.label(b"svc")?;
                 self.put(zone)
             }
         }
     }
 
     /// Appends a label.
-    pub fn label(&mut self, label: &str) -> Option<()> {
+    pub fn label(&mut self, label: &[u8]) -> Option<()> {
         self.put(&[u8::try_from(label.len()).ok()?])?;
-        self.put(label.as_bytes())
+        self.put(label)
+    }
+
+    /// Appends answers that are ready for the wire, beginning with the one whose turn it is;
+    /// returns false if some do not fit. `owner` is where the name is that they belong to.
+    #[must_use]
+    pub fn ready_made(&mut self, all: &[u8], length: usize, owner: usize, turn: usize) -> bool {
+        let count = all.len() / length;
+        let room = (self.room() / length).min(count);
+        let first = turn % count.max(1);
+        let (front, back) = all.split_at(first * length);
+        let from = self.at;
+        let back = &back[..back.len().min(room * length)];
+        let front = &front[..room * length - back.len()];
+        let done = self.put(back).and_then(|()| self.put(front)).is_some();
+        if owner != HEADER_LENGTH {
+            let pointer = (0xc000 | u16::try_from(owner).unwrap_or(0)).to_be_bytes();
+            for record in self.buffer[from..self.at].chunks_exact_mut(length) {
+                record[..2].copy_from_slice(&pointer);
+            }
+        }
+        self.add(Section::Answer, u16::try_from(room).unwrap_or(u16::MAX));
+        done && room == count
+    }
+
+    fn room(&self) -> usize {
+        let reserved = if self.edns.is_some() { OPT_LENGTH } else { 0 };
+        self.buffer.len().saturating_sub(self.at + reserved)
     }
 
     /// Appends bytes, if there is room.
     pub fn put(&mut self, bytes: &[u8]) -> Option<()> {
-        let reserved = if self.edns.is_some() { OPT_LENGTH } else { 0 };
         let end = self.at + bytes.len();
-        if end + reserved > self.buffer.len() {
+        if bytes.len() > self.room() {
             return None;
         }
         self.buffer[self.at..end].copy_from_slice(bytes);
@@ -174,26 +216,79 @@ impl<'a> Reply<'a> {
         Some(())
     }
 
+    /// Overwrites bytes that were written before.
+    pub fn patch(&mut self, at: usize, bytes: &[u8]) {
+        self.buffer[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
     fn count(&mut self, section: Section) {
+        self.add(section, 1);
+    }
+
+    fn add(&mut self, section: Section, more: u16) {
         let field = &mut self.buffer[section as usize..][..2];
         let count = u16::from_be_bytes([field[0], field[1]]);
-        field.copy_from_slice(&count.saturating_add(1).to_be_bytes());
+        field.copy_from_slice(&count.saturating_add(more).to_be_bytes());
+    }
+
+    /// Appends records of another server, whose names are in full or point to places that are the
+    /// same here.
+    pub fn foreign(&mut self, section: Section, record: &[u8]) -> Option<()> {
+        self.put(record)?;
+        self.count(section);
+        Some(())
+    }
+
+    /// Whether the client can be told why.
+    pub fn takes_reasons(&self) -> bool {
+        self.edns.is_some()
     }
 
     /// Completes the reply; returns its length.
-    pub fn finish(mut self, code: Code) -> usize {
+    pub fn finish(self, code: Code) -> usize {
+        self.finish_with(code, None::<(u16, &str)>)
+    }
+
+    /// Completes the reply with a reason (RFC 8914), if the client takes one and it fits; returns
+    /// its length.
+    pub fn finish_with(mut self, code: Code, reason: Option<(u16, impl fmt::Display)>) -> usize {
         let code = code as u8;
         self.buffer[3] |= code & 0x0f;
-        if self.edns.take().is_some() {
+        if let Some(edns) = self.edns.take() {
             let [size_high, size_low] = self.our_size.to_be_bytes();
             let [kind_high, kind_low] = TYPE_OPT.to_be_bytes();
-            let opt = [0, kind_high, kind_low, size_high, size_low, code >> 4, 0, 0, 0, 0, 0];
+            let dnssec = if edns.dnssec { 0x80 } else { 0 };
+            let opt = [0, kind_high, kind_low, size_high, size_low, code >> 4, 0, dnssec, 0, 0, 0];
             // What was kept free until now is no longer.
             if self.put(&opt).is_some() {
                 self.count(Section::Additional);
+                let end = self.at;
+                if reason.is_some_and(|reason| self.reason(reason).is_none()) {
+                    self.buffer[end - 2..end].fill(0);
+                    self.at = end;
+                }
             }
         }
         self.at
+    }
+
+    /// Option 15 within the OPT record that was just written.
+    fn reason(&mut self, (number, text): (u16, impl fmt::Display)) -> Option<()> {
+        let opt = self.at;
+        self.put(&[0, 15, 0, 0])?;
+        self.put(&number.to_be_bytes())?;
+        write!(self, "{text}").ok()?;
+        let length = |from: usize, to: usize| u16::try_from(to - from).ok().map(u16::to_be_bytes);
+        let (whole, option) = (length(opt, self.at)?, length(opt + 4, self.at)?);
+        self.buffer[opt - 2..opt].copy_from_slice(&whole);
+        self.buffer[opt + 2..opt + 4].copy_from_slice(&option);
+        Some(())
+    }
+}
+
+impl Write for Reply<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.put(text.as_bytes()).ok_or(fmt::Error)
     }
 }
 

@@ -1,149 +1,158 @@
-//! The sockets: one task per listening address and transport.
-//!
-//! Answers from the zone are written within the receiving loop itself. Only a question for another
-//! server becomes a task of its own, and there is a limit to how many of those wait at a time.
+//! The sockets of the server: threads for datagrams, tasks for streams.
 
 use std::io;
-use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
-use roadstead_zone::zone::Zone;
 use socket2::{Domain, Protocol, Socket, Type};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream, UdpSocket};
-use tokio::sync::Semaphore;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tracing::error;
 
-use crate::message::read_u16;
-use crate::reply::Code;
-use crate::respond::{MAX_REPLY, Response, Transport, complete, respond, respond_with};
-use crate::upstream::{self, Upstreams};
+use crate::limit::Limiter;
+use crate::metrics::{Counters, Metrics};
+use crate::resolve::Resolver;
+use crate::tcp;
+use crate::udp::{Worker, answer_late, batch};
 
 /// Room for a burst of queries while we are busy.
 const RECEIVE_BUFFER: usize = 4 << 20;
-/// How many questions may wait for other servers at a time.
-const WAITING_LIMIT: usize = 1000;
-/// How many TCP connections may be open at a time.
-const CONNECTION_LIMIT: usize = 500;
-/// How long a TCP connection may be idle.
-const IDLE: Duration = Duration::from_secs(10);
-
-/// What every socket needs.
-#[derive(Debug)]
-pub struct Shared {
-    zone: Arc<RwLock<Zone>>,
-    upstreams: Upstreams,
-    turn: AtomicUsize,
-    waiting: Semaphore,
-    connections: Arc<Semaphore>,
-}
-
-impl Shared {
-    /// The zone to answer from, and whom to ask about the rest.
-    pub fn new(zone: Arc<RwLock<Zone>>, upstreams: Vec<SocketAddr>) -> Self {
-        Self {
-            zone,
-            upstreams: Upstreams::new(upstreams),
-            turn: AtomicUsize::new(0),
-            waiting: Semaphore::new(WAITING_LIMIT),
-            connections: Arc::new(Semaphore::new(CONNECTION_LIMIT)),
-        }
-    }
-
-    fn respond(&self, query: &[u8], transport: Transport, buffer: &mut [u8]) -> Response {
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        let zone = self.zone.read().unwrap_or_else(PoisonError::into_inner);
-        let response = respond(&zone, query, transport, turn, buffer);
-        match response {
-            Response::Forward if self.upstreams.is_empty() => {
-                respond_with(query, Code::Refused, buffer).map_or(Response::Ignore, Response::Reply)
-            }
-            // With nobody to ask, the alias itself is all we can say.
-            Response::Chase(_) if self.upstreams.is_empty() => {
-                complete(&zone, query, transport, &[0; 4], buffer)
-                    .map_or(Response::Ignore, Response::Reply)
-            }
-            other => other,
-        }
-    }
-
-    /// Asks others, and returns the complete reply.
-    async fn ask_others(
-        &self,
-        query: &[u8],
-        transport: Transport,
-        alias: Option<&[u8]>,
-    ) -> Option<Vec<u8>> {
-        let found = match (self.waiting.try_acquire(), alias) {
-            (Ok(_permit), None) => self.upstreams.ask(query, transport).await,
-            (Ok(_permit), Some(name)) => {
-                let kind = read_u16(query, question_end(query)? - 4)?;
-                self.upstreams.ask(&upstream::query(name, kind), transport).await
-            }
-            (Err(_), _) => None,
-        };
-        let mut buffer = vec![0; MAX_REPLY];
-        let length = match (found, alias) {
-            (Some(reply), None) => return Some(reply),
-            (Some(found), Some(_)) => {
-                let zone = self.zone.read().unwrap_or_else(PoisonError::into_inner);
-                complete(&zone, query, transport, &found, &mut buffer)?
-            }
-            (None, _) => respond_with(query, Code::ServerFailure, &mut buffer)?,
-        };
-        buffer.truncate(length);
-        Some(buffer)
-    }
-}
-
-fn question_end(query: &[u8]) -> Option<usize> {
-    crate::message::Query::parse(query).ok().map(|query| query.question_end)
-}
+/// How many queries may be on their way to the tasks that ask others.
+const MOST_LATE: usize = 4096;
+/// How soon a thread notices that it should stop, if nothing wakes it.
+const NOTICE: Duration = Duration::from_secs(1);
 
 /// Sockets that are bound, but not served yet.
 #[derive(Debug)]
 pub struct Server {
-    udp: Vec<Arc<UdpSocket>>,
-    tcp: Vec<TcpListener>,
+    udp: Vec<Vec<Arc<UdpSocket>>>,
+    tcp: Vec<std::net::TcpListener>,
 }
 
 impl Server {
-    /// Binds UDP and TCP on every address.
+    /// Binds UDP and TCP on every address, with a socket and so a thread per processor.
     pub fn bind(listen: &[SocketAddr]) -> io::Result<Self> {
+        let threads = thread::available_parallelism().map_or(1, usize::from).min(16);
+        Self::bind_with(listen, threads)
+    }
+
+    /// Binds UDP and TCP on every address, with so many sockets for datagrams.
+    pub fn bind_with(listen: &[SocketAddr], threads: usize) -> io::Result<Self> {
         let mut server = Self { udp: Vec::new(), tcp: Vec::new() };
         for address in listen {
-            let udp = UdpSocket::from_std(bind(*address, Type::DGRAM, Protocol::UDP)?.into())?;
-            // A port chosen by the system must be the same for both.
-            let address = udp.local_addr()?;
-            let tcp = bind(address, Type::STREAM, Protocol::TCP)?;
-            tcp.listen(1024)?;
-            server.udp.push(Arc::new(udp));
-            server.tcp.push(TcpListener::from_std(tcp.into())?);
+            let (first, tcp) = pair(*address)?;
+            let address = first.local_addr()?;
+            let mut sockets = vec![Arc::new(first)];
+            for _ in 1..threads.max(1) {
+                sockets.push(Arc::new(datagrams(address)?));
+            }
+            server.udp.push(sockets);
+            tcp.set_nonblocking(true)?;
+            tcp.listen(4096)?;
+            server.tcp.push(tcp.into());
         }
         Ok(server)
     }
 
     /// The addresses on which it can be reached.
     pub fn addresses(&self) -> io::Result<Vec<SocketAddr>> {
-        self.udp.iter().map(|socket| socket.local_addr()).collect()
+        self.udp.iter().filter_map(|all| all.first()).map(|one| one.local_addr()).collect()
     }
 
-    /// Answers until `stop`.
-    pub async fn serve(self, shared: Arc<Shared>, stop: CancellationToken) {
+    /// Answers until `stop`. `rate` is how many replies per second a network of strangers gets.
+    pub async fn serve(
+        self,
+        resolver: Arc<Resolver>,
+        metrics: &Metrics,
+        rate: u32,
+        stop: CancellationToken,
+    ) -> io::Result<()> {
+        metrics.register(resolver.counters.clone());
+        let (late, queries) = mpsc::channel(MOST_LATE);
+        let over = Over(Arc::new(AtomicBool::new(false)));
+        let mut threads = Vec::new();
+        for (at, socket) in self.udp.iter().flatten().enumerate() {
+            let counters = Arc::new(Counters::default());
+            metrics.register(counters.clone());
+            let worker = Worker {
+                socket: socket.clone(),
+                resolver: resolver.clone(),
+                late: late.clone(),
+                counters,
+                limiter: Limiter::new(rate),
+                stop: over.0.clone(),
+            };
+            let thread = thread::Builder::new().name(format!("dns-{at}"));
+            threads.push(thread.spawn(move || worker.run())?);
+        }
+        drop(late);
         let mut tasks = JoinSet::new();
-        for socket in self.udp {
-            tasks.spawn(serve_udp(socket, shared.clone(), stop.clone()));
-        }
+        tasks.spawn(answer_late(queries, resolver.clone()));
         for listener in self.tcp {
-            tasks.spawn(serve_tcp(listener, shared.clone(), stop.clone()));
+            let listener = TcpListener::from_std(listener)?;
+            tasks.spawn(tcp::serve(listener, resolver.clone(), stop.clone()));
         }
-        while tasks.join_next().await.is_some() {}
+        stop.cancelled().await;
+        drop(over);
+        wake(self.udp.iter().flatten());
+        let ended = tokio::task::spawn_blocking(move || {
+            threads.into_iter().all(|thread| thread.join().is_ok())
+        });
+        if !ended.await.unwrap_or(false) {
+            error!("a thread for datagrams ended badly");
+        }
+        Ok(())
     }
+}
+
+/// Ends the threads, even if nobody waits for the server any more.
+struct Over(Arc<AtomicBool>);
+
+impl Drop for Over {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Sends each socket a datagram that is no query, so that its thread looks up.
+fn wake<'a>(sockets: impl Iterator<Item = &'a Arc<UdpSocket>>) {
+    for socket in sockets {
+        // To itself: with several sockets on one address the kernel may choose another one, and
+        // that thread then wakes by its timeout.
+        if let Ok(address) = socket.local_addr() {
+            let _ = socket.send_to(&[], address);
+        }
+    }
+}
+
+/// One socket of each kind. A port chosen by the system must be free for both.
+fn pair(address: SocketAddr) -> io::Result<(UdpSocket, Socket)> {
+    let mut chances = if address.port() == 0 { 20 } else { 1 };
+    loop {
+        chances -= 1;
+        let udp = datagrams(address)?;
+        match bind(udp.local_addr()?, Type::STREAM, Protocol::TCP) {
+            Err(_) if chances > 0 => {}
+            tcp => return Ok((udp, tcp?)),
+        }
+    }
+}
+
+fn datagrams(address: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = bind(address, Type::DGRAM, Protocol::UDP)?;
+    socket.set_read_timeout(Some(NOTICE))?;
+    // More than the system allows is cut to what it allows.
+    let _ = socket.set_recv_buffer_size(RECEIVE_BUFFER);
+    if address.ip().is_unspecified() {
+        batch::learn_addresses(socket.as_fd(), address.is_ipv4())?;
+    }
+    Ok(socket.into())
 }
 
 fn bind(address: SocketAddr, kind: Type, protocol: Protocol) -> io::Result<Socket> {
@@ -151,89 +160,11 @@ fn bind(address: SocketAddr, kind: Type, protocol: Protocol) -> io::Result<Socke
     if address.is_ipv6() {
         socket.set_only_v6(true)?;
     }
-    if kind == Type::STREAM {
-        socket.set_reuse_address(true)?;
+    if kind == Type::DGRAM {
+        socket.set_reuse_port(true)?;
     } else {
-        socket.set_recv_buffer_size(RECEIVE_BUFFER)?;
+        socket.set_reuse_address(true)?;
     }
-    socket.set_nonblocking(true)?;
     socket.bind(&address.into())?;
     Ok(socket)
-}
-
-async fn serve_udp(socket: Arc<UdpSocket>, shared: Arc<Shared>, stop: CancellationToken) {
-    let mut query = vec![0; MAX_REPLY];
-    let mut reply = vec![0; MAX_REPLY];
-    loop {
-        let received = tokio::select! {
-            () = stop.cancelled() => return,
-            received = socket.recv_from(&mut query) => received,
-        };
-        let Ok((length, peer)) = received else { continue };
-        let query = &query[..length];
-        let alias = match shared.respond(query, Transport::Udp, &mut reply) {
-            Response::Ignore => continue,
-            Response::Reply(length) => {
-                if let Err(error) = socket.send_to(&reply[..length], peer).await {
-                    debug!(%peer, %error, "reply not sent");
-                }
-                continue;
-            }
-            Response::Forward => None,
-            Response::Chase(alias) => Some(alias),
-        };
-        let (socket, shared, query) = (socket.clone(), shared.clone(), query.to_vec());
-        let stop = stop.clone();
-        tokio::spawn(async move {
-            let reply = shared.ask_others(&query, Transport::Udp, alias.as_deref());
-            if let Some(Some(reply)) = stop.run_until_cancelled(reply).await {
-                let _ = socket.send_to(&reply, peer).await;
-            }
-        });
-    }
-}
-
-async fn serve_tcp(listener: TcpListener, shared: Arc<Shared>, stop: CancellationToken) {
-    loop {
-        let accepted = tokio::select! {
-            () = stop.cancelled() => return,
-            accepted = listener.accept() => accepted,
-        };
-        let Ok((stream, _)) = accepted.inspect_err(|error| warn!(%error, "cannot accept")) else {
-            time::sleep(Duration::from_millis(100)).await;
-            continue;
-        };
-        // Whoever comes when the house is full is sent away.
-        let Ok(permit) = shared.connections.clone().try_acquire_owned() else { continue };
-        let (shared, stop) = (shared.clone(), stop.clone());
-        tokio::spawn(async move {
-            let _ = stop.run_until_cancelled(serve_connection(stream, &shared)).await;
-            drop(permit);
-        });
-    }
-}
-
-async fn serve_connection(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
-    let mut query = Vec::new();
-    let mut reply = vec![0; MAX_REPLY];
-    while let Ok(Ok(length)) = time::timeout(IDLE, stream.read_u16()).await {
-        query.resize(usize::from(length), 0);
-        time::timeout(IDLE, stream.read_exact(&mut query)).await??;
-        let others;
-        let answer = match shared.respond(&query, Transport::Tcp, &mut reply) {
-            Response::Ignore => return Ok(()),
-            Response::Reply(length) => &reply[..length],
-            Response::Forward => {
-                others = shared.ask_others(&query, Transport::Tcp, None).await;
-                others.as_deref().unwrap_or_default()
-            }
-            Response::Chase(alias) => {
-                others = shared.ask_others(&query, Transport::Tcp, Some(&alias)).await;
-                others.as_deref().unwrap_or_default()
-            }
-        };
-        let length = u16::try_from(answer.len()).map_err(|_| io::ErrorKind::InvalidData)?;
-        stream.write_all(&[&length.to_be_bytes(), answer].concat()).await?;
-    }
-    Ok(())
 }

@@ -1,88 +1,330 @@
 //! Asks other servers about names that are not ours.
 //!
-//! Messages pass through as they are, except for the identifier: ours is random, so that nobody
-//! can answer in the place of the server we asked.
+//! The quickest server that works is asked first. If it is slower than it usually is, the next one
+//! is asked as well, and the first good reply counts. Identifiers and ports are random, so that
+//! nobody can answer in the place of the server we asked.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
+use futures::stream::{FuturesUnordered, StreamExt};
 use roadstead_zone::name::MAX_LENGTH;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
+use tokio::sync::Semaphore;
 use tokio::time;
-use tracing::debug;
+use tracing::{debug, info, warn};
 
-use crate::message::{CLASS_INTERNET, HEADER_LENGTH, Query};
-use crate::respond::{MAX_REPLY, Transport};
+use crate::cache::Key;
+use crate::message::{CLASS_INTERNET, HEADER_LENGTH, Query, TYPE_OPT, records};
 
-/// How long one server may take before the next one is asked.
-const TIMEOUT: Duration = Duration::from_secs(2);
+/// The size of reply we take over UDP.
+const OUR_SIZE: u16 = 1232;
+/// How often a server that failed is tried.
+const PROBE_EVERY: Duration = Duration::from_millis(500);
+/// Bounds of how long the first server may think before the second is asked as well.
+const HEDGE: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(400)];
 
-/// The servers that know about the rest of the world.
+/// Which server is asked first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Policy {
+    /// The quickest.
+    #[default]
+    Quickest,
+    /// Any.
+    Random,
+    /// Each in turn.
+    RoundRobin,
+    /// In the order given.
+    Sequential,
+}
+
+/// What the operator chooses about asking others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Who is asked first.
+    pub policy: Policy,
+    /// How long one server may take.
+    pub timeout: Duration,
+    /// After how many failures in a row a server is left alone; 0 is never.
+    pub max_fails: u32,
+    /// How many questions may wait at a time.
+    pub most: usize,
+    /// Whether to use TCP always.
+    pub force_tcp: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            policy: Policy::default(),
+            timeout: Duration::from_secs(2),
+            max_fails: 2,
+            most: 1000,
+            force_tcp: false,
+        }
+    }
+}
+
+/// Why nobody answered.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// Too many questions wait already.
+    #[error("too many questions wait for other servers")]
+    Busy,
+    /// None of the servers answered.
+    #[error("no answer from {0}")]
+    Silent(String),
+    /// The servers lead back to us.
+    #[error("the upstream {0} leads back to this server")]
+    Loop(SocketAddr),
+}
+
+/// Servers that know about the rest of the world.
 #[derive(Debug)]
 pub struct Upstreams {
-    servers: Vec<SocketAddr>,
+    servers: Vec<Arc<Server>>,
+    options: Options,
     secret: RandomState,
     asked: AtomicU64,
+    room: Semaphore,
+}
+
+#[derive(Debug)]
+struct Server {
+    address: SocketAddr,
+    /// A moving average of how long it takes, in microseconds.
+    usual: AtomicU64,
+    /// How often it failed in a row.
+    failures: AtomicU32,
+    probing: AtomicBool,
+    looping: AtomicBool,
 }
 
 impl Upstreams {
-    /// Servers in the order in which they should be asked.
-    pub fn new(servers: Vec<SocketAddr>) -> Self {
-        Self { servers, secret: RandomState::new(), asked: AtomicU64::new(0) }
+    /// Servers, and how to use them.
+    pub fn new(servers: Vec<SocketAddr>, options: Options) -> Self {
+        let server = |address| {
+            Arc::new(Server {
+                address,
+                usual: AtomicU64::new(0),
+                failures: AtomicU32::new(0),
+                probing: AtomicBool::new(false),
+                looping: AtomicBool::new(false),
+            })
+        };
+        Self {
+            servers: servers.into_iter().map(server).collect(),
+            room: Semaphore::new(options.most),
+            options,
+            secret: RandomState::new(),
+            asked: AtomicU64::new(0),
+        }
     }
 
-    /// Whether there is nobody to ask.
-    pub fn is_empty(&self) -> bool {
-        self.servers.is_empty()
+    /// The addresses of the servers.
+    pub fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
+        self.servers.iter().map(|server| server.address)
     }
 
-    /// Passes a query on; returns the first reply, with the identifier of the query.
-    pub async fn ask(&self, query: &[u8], transport: Transport) -> Option<Vec<u8>> {
-        let mut asked = query.to_vec();
-        let identifier = self.secret.hash_one(self.asked.fetch_add(1, Ordering::Relaxed));
-        asked.get_mut(..2)?.copy_from_slice(&identifier.to_be_bytes()[..2]);
-        for server in &self.servers {
-            let exchange = async {
-                match transport {
-                    Transport::Udp => over_udp(*server, &asked).await,
-                    Transport::Tcp => over_tcp(*server, &asked).await,
+    /// How many servers do not work at the moment.
+    pub fn broken(&self) -> usize {
+        self.servers.iter().filter(|server| self.is_down(server)).count()
+    }
+
+    /// Notes that a server leads back to us; it is not asked again.
+    pub fn condemn(&self, address: SocketAddr) {
+        for server in self.servers.iter().filter(|server| server.address == address) {
+            server.looping.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Asks one of the servers, and then others if need be.
+    pub async fn ask(&self, key: &Key) -> Result<Vec<u8>, Failure> {
+        let _room = self.room.try_acquire().map_err(|_| Failure::Busy)?;
+        let order = self.order()?;
+        let query = query(key, self.random());
+        let mut waiting = FuturesUnordered::new();
+        // The first is asked at once.
+        let mut next = order.into_iter();
+        let mut names = Vec::new();
+        let mut best: Option<Vec<u8>> = None;
+        let mut hedge = Duration::ZERO;
+        loop {
+            tokio::select! {
+                biased;
+                Some(result) = waiting.next() => {
+                    let result: Result<Vec<u8>, ()> = result;
+                    match result {
+                        Ok(reply) if !is_failure(&reply) => return Ok(reply),
+                        Ok(reply) => best = Some(reply),
+                        Err(()) => {}
+                    }
+                    if waiting.is_empty() && next.as_slice().is_empty() {
+                        return best.ok_or_else(|| Failure::Silent(names.join(", ")));
+                    }
+                    if let Some(server) = next.next() {
+                        hedge = server.patience();
+                        names.push(server.address.to_string());
+                        waiting.push(self.exchange(server, &query));
+                    }
                 }
-            };
-            match time::timeout(TIMEOUT, exchange).await {
-                Ok(Ok(mut reply)) => {
-                    reply[..2].copy_from_slice(&query[..2]);
-                    return Some(reply);
+                () = time::sleep(hedge), if !next.as_slice().is_empty() => {
+                    if let Some(server) = next.next() {
+                        hedge = server.patience();
+                        names.push(server.address.to_string());
+                        waiting.push(self.exchange(server, &query));
+                    }
                 }
-                Ok(Err(error)) => debug!(%server, %error, "no answer from upstream"),
-                Err(_) => debug!(%server, "upstream did not answer in time"),
+                else => return best.ok_or_else(|| Failure::Silent(names.join(", "))),
             }
         }
-        None
+    }
+
+    /// Whom to ask, in this order. Servers that are down come last, in case all are.
+    fn order(&self) -> Result<Vec<Arc<Server>>, Failure> {
+        let looping = |server: &Server| server.looping.load(Ordering::Relaxed);
+        let usable = self.servers.iter().filter(|server| !looping(server));
+        let mut order: Vec<_> = usable.cloned().collect();
+        if let (true, Some(server)) = (order.is_empty(), self.servers.first()) {
+            return Err(Failure::Loop(server.address));
+        }
+        let turn = usize::from(match self.options.policy {
+            Policy::Random => self.random(),
+            Policy::RoundRobin => {
+                u16::try_from(self.asked.fetch_add(1, Ordering::Relaxed) % 65_536).unwrap_or(0)
+            }
+            Policy::Quickest | Policy::Sequential => 0,
+        });
+        let count = order.len().max(1);
+        order.rotate_left(turn % count);
+        if self.options.policy == Policy::Quickest {
+            order.sort_by_key(|server| server.usual.load(Ordering::Relaxed));
+        }
+        order.sort_by_key(|server| self.is_down(server));
+        Ok(order)
+    }
+
+    fn is_down(&self, server: &Server) -> bool {
+        let most = self.options.max_fails;
+        most > 0 && server.failures.load(Ordering::Relaxed) >= most
+    }
+
+    fn random(&self) -> u16 {
+        let hash = self.secret.hash_one(self.asked.fetch_add(1, Ordering::Relaxed));
+        u16::from_be_bytes([hash.to_be_bytes()[0], hash.to_be_bytes()[1]])
+    }
+
+    async fn exchange(&self, server: Arc<Server>, query: &[u8]) -> Result<Vec<u8>, ()> {
+        let began = Instant::now();
+        let result = server.exchange(query, &self.options).await;
+        match result {
+            Ok(reply) => {
+                server.succeeded(began.elapsed());
+                Ok(reply)
+            }
+            Err(error) => {
+                debug!(server = %server.address, %error, "no answer from upstream");
+                let failures = server.failures.fetch_add(1, Ordering::Relaxed) + 1;
+                if self.options.max_fails > 0 && failures == self.options.max_fails {
+                    warn!(server = %server.address, %error, "upstream is down");
+                    server.probe(self.options.clone());
+                }
+                Err(())
+            }
+        }
     }
 }
 
-/// A query for a name in wire form.
-pub fn query(name: &[u8], kind: u16) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(HEADER_LENGTH + MAX_LENGTH + 4);
-    // One question, and recursion is desired.
-    bytes.extend([0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
-    bytes.extend(name);
-    bytes.extend(kind.to_be_bytes());
+impl Server {
+    fn patience(&self) -> Duration {
+        let usual = Duration::from_micros(self.usual.load(Ordering::Relaxed));
+        (usual * 4).clamp(HEDGE[0], HEDGE[1])
+    }
+
+    fn succeeded(&self, took: Duration) {
+        let took = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1);
+        let usual = self.usual.load(Ordering::Relaxed);
+        let usual = if usual == 0 { took } else { (usual * 7 + took.min(10_000_000)) / 8 };
+        self.usual.store(usual, Ordering::Relaxed);
+        self.failures.store(0, Ordering::Relaxed);
+    }
+
+    async fn exchange(&self, query: &[u8], options: &Options) -> io::Result<Vec<u8>> {
+        let late = |_| io::Error::from(io::ErrorKind::TimedOut);
+        if !options.force_tcp {
+            let reply = time::timeout(options.timeout, over_udp(self.address, query));
+            let reply = reply.await.map_err(late)??;
+            if reply[2] & 0x02 == 0 {
+                return Ok(reply);
+            }
+            // There is more than fits: the whole is to be had over TCP.
+            let whole = time::timeout(options.timeout, over_tcp(self.address, query)).await;
+            return Ok(whole.ok().and_then(Result::ok).unwrap_or(reply));
+        }
+        time::timeout(options.timeout, over_tcp(self.address, query)).await.map_err(late)?
+    }
+
+    /// Asks for the root's servers until there is an answer, in a task of its own.
+    fn probe(self: &Arc<Self>, options: Options) {
+        if self.probing.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let server = Arc::downgrade(self);
+        tokio::spawn(async move {
+            let root = Key { name: [0].into(), kind: 2, dnssec: false, unchecked: false };
+            loop {
+                time::sleep(PROBE_EVERY).await;
+                // When nobody uses the server any more, there is nothing to find out.
+                let Some(server) = server.upgrade() else { return };
+                let began = Instant::now();
+                if server.exchange(&query(&root, 1), &options).await.is_ok() {
+                    server.succeeded(began.elapsed());
+                    server.probing.store(false, Ordering::Relaxed);
+                    info!(server = %server.address, "upstream is up again");
+                    return;
+                }
+            }
+        });
+    }
+}
+
+fn is_failure(reply: &[u8]) -> bool {
+    matches!(reply[3] & 0x0f, 2 | 5)
+}
+
+/// A query in our own name.
+pub fn query(key: &Key, identifier: u16) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(HEADER_LENGTH + MAX_LENGTH + 15);
+    bytes.extend(identifier.to_be_bytes());
+    // Recursion is desired; one question and one additional record.
+    bytes.extend([1, if key.unchecked { 0x10 } else { 0 }, 0, 1, 0, 0, 0, 0, 0, 1]);
+    bytes.extend(&key.name);
+    bytes.extend(key.kind.to_be_bytes());
     bytes.extend(CLASS_INTERNET.to_be_bytes());
+    bytes.push(0);
+    bytes.extend(TYPE_OPT.to_be_bytes());
+    bytes.extend(OUR_SIZE.to_be_bytes());
+    bytes.extend([0, 0, if key.dnssec { 0x80 } else { 0 }, 0, 0, 0]);
     bytes
 }
 
-/// A reply belongs to a query if it has its identifier and repeats its question.
-fn belongs(reply: &[u8], query: &[u8]) -> bool {
+/// A reply belongs to a query if it has its identifier and repeats its question; and it must be
+/// readable throughout.
+pub fn belongs(reply: &[u8], query: &[u8]) -> bool {
     let question_end = Query::parse(query).map_or(HEADER_LENGTH, |query| query.question_end);
     let question =
         |bytes: &[u8]| bytes.get(HEADER_LENGTH..question_end).map(<[u8]>::to_ascii_lowercase);
     let is_reply = reply.len() >= HEADER_LENGTH && reply[2] & 0x80 != 0;
-    is_reply && reply[..2] == query[..2] && question(reply) == question(query)
+    is_reply
+        && reply[..2] == query[..2]
+        && reply[4..6] == [0, 1]
+        && question(reply) == question(query)
+        && records(reply).all(|record| record.is_ok())
 }
 
 async fn over_udp(server: SocketAddr, query: &[u8]) -> io::Result<Vec<u8>> {
@@ -93,7 +335,7 @@ async fn over_udp(server: SocketAddr, query: &[u8]) -> io::Result<Vec<u8>> {
     let socket = UdpSocket::bind(any).await?;
     socket.connect(server).await?;
     socket.send(query).await?;
-    let mut buffer = vec![0; MAX_REPLY];
+    let mut buffer = vec![0; 4096];
     loop {
         let length = socket.recv(&mut buffer).await?;
         if belongs(&buffer[..length], query) {

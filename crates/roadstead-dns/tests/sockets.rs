@@ -81,7 +81,7 @@ async fn ask(server: SocketAddr, name: &str, kind: RecordType) -> (ResponseCode,
 
 struct Running {
     address: SocketAddr,
-    published: tokio::sync::watch::Receiver<roadstead_dns::agent::Published>,
+    published: tokio::sync::watch::Receiver<roadstead_dns::agent::Programmed>,
     stop: CancellationToken,
     task: JoinHandle<Result<(), roadstead_dns::agent::DnsError>>,
 }

@@ -28,6 +28,13 @@ impl Name {
         (wire.len() <= MAX_LENGTH).then(|| Self { wire: wire.into() })
     }
 
+    /// Takes a name in wire form, with the zero at the end.
+    pub fn from_wire(wire: &[u8]) -> Option<Self> {
+        let length: usize = labels(wire).map(|label| label.len() + 1).sum();
+        let complete = length + 1 == wire.len() && wire.last() == Some(&0);
+        (complete && wire.len() <= MAX_LENGTH).then(|| Self { wire: wire.into() })
+    }
+
     /// The same name with small letters, for comparing.
     pub fn to_lowercase(&self) -> Self {
         Self { wire: self.wire.to_ascii_lowercase().into() }

@@ -1,13 +1,14 @@
-//! What DNS needs to know of Services and EndpointSlices.
+//! What the zone needs of each object, read once at the edge.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::fmt::Write;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use k8s_openapi::api::core::v1::Service;
-use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
+use k8s_openapi::api::discovery::v1::{Endpoint as ApiEndpoint, EndpointSlice};
 
 use crate::name::Name;
 
-/// What kind of names a Service has.
+/// What a Service's name stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ServiceKind {
     /// It has virtual addresses.
@@ -22,28 +23,47 @@ pub(crate) enum ServiceKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ServiceView {
     pub kind: ServiceKind,
-    pub ports: Vec<PortView>,
+    pub ports: Vec<Port>,
 }
 
-/// A port with its names in small letters.
+/// A transport protocol that ports are named by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Protocol {
+    Tcp,
+    Udp,
+    Sctp,
+}
+
+impl Protocol {
+    /// The label without its underscore.
+    pub fn label(self) -> &'static str {
+        match self {
+            Protocol::Tcp => "tcp",
+            Protocol::Udp => "udp",
+            Protocol::Sctp => "sctp",
+        }
+    }
+}
+
+/// A port with its name in small letters.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct PortView {
+pub(crate) struct Port {
     /// Empty if it has none.
-    pub name: String,
-    pub protocol: &'static str,
+    pub name: Box<str>,
+    pub protocol: Protocol,
     pub number: u16,
 }
 
-impl PortView {
+impl Port {
     fn read(name: Option<&str>, protocol: Option<&str>, number: Option<i32>) -> Option<Self> {
         let protocol = match protocol.unwrap_or("TCP") {
-            "TCP" => "tcp",
-            "UDP" => "udp",
-            "SCTP" => "sctp",
+            "TCP" => Protocol::Tcp,
+            "UDP" => Protocol::Udp,
+            "SCTP" => Protocol::Sctp,
             _ => return None,
         };
         let number = u16::try_from(number?).ok()?;
-        Some(Self { name: name.unwrap_or_default().to_lowercase(), protocol, number })
+        Some(Self { name: name.unwrap_or_default().to_lowercase().into(), protocol, number })
     }
 }
 
@@ -52,7 +72,7 @@ impl ServiceView {
         let spec = service.spec.as_ref()?;
         let ports = spec.ports.iter().flatten();
         let ports = ports
-            .filter_map(|p| PortView::read(p.name.as_deref(), p.protocol.as_deref(), Some(p.port)));
+            .filter_map(|p| Port::read(p.name.as_deref(), p.protocol.as_deref(), Some(p.port)));
         let many = spec.cluster_ips.as_deref().unwrap_or_default();
         let mut texts = many.iter().chain(spec.cluster_ip.iter().filter(|_| many.is_empty()));
         let kind = if spec.type_.as_deref() == Some("ExternalName") {
@@ -72,58 +92,121 @@ impl ServiceView {
     }
 }
 
-/// What we need of an EndpointSlice: its ready endpoints.
+/// What we need of an EndpointSlice: its ready endpoints, and how many are not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SliceView {
-    pub ports: Vec<PortView>,
-    pub endpoints: Vec<EndpointView>,
-}
-
-/// A ready endpoint.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct EndpointView {
-    /// Its host name, or its address with dashes.
-    pub host: String,
-    pub addresses: Vec<IpAddr>,
+    pub ports: Vec<Port>,
+    pub endpoints: Vec<(Option<Box<str>>, IpAddr)>,
+    pub unready: usize,
 }
 
 impl SliceView {
-    pub fn read(slice: &EndpointSlice) -> Self {
+    /// `pod_names` says whether a pod's name may stand in for a host name.
+    pub fn read(slice: &EndpointSlice, pod_names: bool) -> Self {
         let ports = slice.ports.iter().flatten();
         let ports =
-            ports.filter_map(|p| PortView::read(p.name.as_deref(), p.protocol.as_deref(), p.port));
-        let endpoints = slice.endpoints.iter().flatten().filter_map(EndpointView::read);
-        Self { ports: ports.collect(), endpoints: endpoints.collect() }
+            ports.filter_map(|p| Port::read(p.name.as_deref(), p.protocol.as_deref(), p.port));
+        let mut view = Self { ports: ports.collect(), endpoints: Vec::new(), unready: 0 };
+        for endpoint in slice.endpoints.iter().flatten() {
+            // Only readiness counts: whoever wants unready addresses published has them set ready.
+            let ready = endpoint.conditions.as_ref().and_then(|conditions| conditions.ready);
+            if !ready.unwrap_or(true) {
+                view.unready += 1;
+                continue;
+            }
+            let host = host(endpoint, pod_names);
+            let addresses = endpoint.addresses.iter().filter_map(|text| text.parse().ok());
+            view.endpoints.extend(addresses.map(|address| (host.clone(), address)));
+        }
+        view
     }
 }
 
-impl EndpointView {
-    fn read(endpoint: &Endpoint) -> Option<Self> {
-        // Only readiness counts: whoever wants unready addresses published has them set ready.
-        let ready = endpoint.conditions.as_ref().and_then(|conditions| conditions.ready);
-        let addresses: Vec<IpAddr> =
-            endpoint.addresses.iter().filter_map(|text| text.parse().ok()).collect();
-        let first = addresses.first().filter(|_| ready.unwrap_or(true))?;
-        let host = match endpoint.hostname.as_deref().filter(|name| !name.is_empty()) {
-            Some(name) => name.to_lowercase(),
-            None => dashed(*first),
-        };
-        Some(Self { host, addresses })
-    }
+/// The label in front of the Service's name; none if it is made from the address.
+fn host(endpoint: &ApiEndpoint, pod_names: bool) -> Option<Box<str>> {
+    let given = endpoint.hostname.as_deref();
+    let pod = endpoint.target_ref.as_ref().filter(|_| pod_names);
+    let pod = pod.and_then(|pod| pod.name.as_deref()).filter(|name| !name.contains('.'));
+    let fits = |name: &&str| !name.is_empty() && name.len() <= 63;
+    let name = given.filter(fits).or(pod.filter(fits))?;
+    Some(name.to_lowercase().into())
 }
 
 /// An address as a label: `10-1-2-3`, `fd00-5--1`.
-pub(crate) fn dashed(address: IpAddr) -> String {
-    let mut text = address.to_string().replace([':', '.'], "-");
-    if text.ends_with('-') {
-        // A label must not end in a dash.
-        text.push('0');
+#[derive(Clone, Copy, Debug)]
+pub struct Dashed {
+    bytes: [u8; 46],
+    length: usize,
+}
+
+impl Dashed {
+    /// Writes the label.
+    pub fn new(address: IpAddr) -> Self {
+        let mut label = Self { bytes: [0; 46], length: 0 };
+        let _ = write!(label, "{address}");
+        if label.bytes[..label.length].ends_with(b"-") {
+            // A label must not end in a dash.
+            let _ = label.write_char('0');
+        }
+        label
     }
-    text
+
+    /// The label.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
+impl Write for Dashed {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        for byte in text.bytes() {
+            *self.bytes.get_mut(self.length).ok_or(std::fmt::Error)? =
+                if matches!(byte, b'.' | b':') { b'-' } else { byte };
+            self.length += 1;
+        }
+        Ok(())
+    }
 }
 
 /// The address that such a label stands for.
-pub(crate) fn undashed(label: &str) -> Option<IpAddr> {
-    let dots = label.replace('-', ".");
-    dots.parse().ok().or_else(|| label.replace('-', ":").parse::<Ipv6Addr>().ok().map(IpAddr::V6))
+pub(crate) fn undashed(label: &[u8]) -> Option<IpAddr> {
+    if label.iter().any(|byte| matches!(byte, b'.' | b':')) {
+        return None;
+    }
+    let mut buffer = [0; 46];
+    let text = buffer.get_mut(..label.len())?;
+    text.copy_from_slice(label);
+    text.iter_mut().filter(|byte| **byte == b'-').for_each(|byte| *byte = b'.');
+    if let Some(address) = parsed::<Ipv4Addr>(text) {
+        return Some(address.into());
+    }
+    text.iter_mut().filter(|byte| **byte == b'.').for_each(|byte| *byte = b':');
+    parsed::<Ipv6Addr>(text).map(IpAddr::V6)
+}
+
+fn parsed<T: std::str::FromStr>(text: &[u8]) -> Option<T> {
+    str::from_utf8(text).ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_as_labels() {
+        for (address, label) in [
+            ("10.1.2.3", "10-1-2-3"),
+            ("fd00:5::1", "fd00-5--1"),
+            ("fd00:5::", "fd00-5--0"),
+            ("::ffff:10.1.2.3", "--ffff-10-1-2-3"),
+        ] {
+            let address: IpAddr = address.parse().unwrap();
+            assert_eq!(Dashed::new(address).bytes(), label.as_bytes());
+            let back = undashed(label.as_bytes());
+            assert!(back == Some(address) || label.starts_with("--ffff"), "{label}: {back:?}");
+        }
+        for bad in ["web", "10-1-2", "10-1-2-256", "", "-"] {
+            assert_eq!(undashed(bad.as_bytes()), None, "{bad}");
+        }
+    }
 }

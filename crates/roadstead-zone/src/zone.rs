@@ -1,17 +1,23 @@
-//! The index of names, kept up to date one object at a time.
+//! The index of names: an immutable `Zone` to answer from, and its `Keeper`, which takes objects
+//! in one at a time and hands out the next zone.
 //!
-//! All slices of a Service are merged whenever one of them changes, and take effect together: an
-//! address that moves from one slice to another never disappears in between.
+//! Zones share all that did not change, so the next one costs as much as the change. All slices
+//! of a Service are merged whenever one of them changes, and take effect together: an address that
+//! moves from one slice to another never disappears in between.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::collections::{BTreeSet, HashMap};
+use std::hash::{BuildHasher, RandomState};
+use std::net::IpAddr;
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use roadstead_api::key::ObjectKey;
 
+use crate::entry::{Addresses, Entry, Kind};
+use crate::index::Index;
 use crate::name::Name;
-use crate::view::{PortView, ServiceKind, ServiceView, SliceView};
+use crate::view::{ServiceView, SliceView};
 
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 
@@ -34,109 +40,127 @@ impl Default for Lifetimes {
     }
 }
 
-/// Everything that can be asked about the cluster.
-#[derive(Debug)]
+/// What `10-1-2-3.namespace.pod` means.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PodNames {
+    /// Nothing: there are no such names.
+    Disabled,
+    /// That address, whether there is such a pod or not.
+    #[default]
+    Insecure,
+    /// That address, if a pod in that namespace has it.
+    Verified,
+}
+
+/// What becomes of questions about addresses that nobody in the cluster has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reverse {
+    /// No address has a name here.
+    NotServed,
+    /// Others may know.
+    #[default]
+    FallThrough,
+    /// Such an address has no name.
+    Authoritative,
+}
+
+/// Which namespaces there are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Namespaces {
+    /// All that were seen or that have a Service.
+    #[default]
+    All,
+    /// Only these.
+    Listed(BTreeSet<String>),
+    /// Only those that were seen: somebody else has selected them.
+    Seen,
+}
+
+/// What the operator chooses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// The zone's name.
+    pub origin: Name,
+    /// How long clients may remember answers.
+    pub lifetimes: Lifetimes,
+    /// Where clients find this server, for the zone's NS record.
+    pub servers: Vec<IpAddr>,
+    /// What pod names mean.
+    pub pods: PodNames,
+    /// What becomes of unknown addresses.
+    pub reverse: Reverse,
+    /// Which namespaces exist.
+    pub namespaces: Namespaces,
+    /// Whether an endpoint without a host name is called like its pod.
+    pub endpoint_pod_names: bool,
+    /// Whether a Service without ready endpoints does not exist.
+    pub ignore_empty_services: bool,
+    /// Whether to answer as CoreDNS does where that differs from the RFCs.
+    pub coredns_compat: bool,
+}
+
+impl Settings {
+    /// The usual settings for a zone.
+    pub fn new(origin: &Name) -> Self {
+        Self {
+            origin: origin.to_lowercase(),
+            lifetimes: Lifetimes::default(),
+            servers: Vec::new(),
+            pods: PodNames::default(),
+            reverse: Reverse::default(),
+            namespaces: Namespaces::default(),
+            endpoint_pod_names: false,
+            ignore_empty_services: false,
+            coredns_compat: false,
+        }
+    }
+}
+
+/// Everything that can be asked about the cluster at one moment.
+#[derive(Clone, Debug)]
 pub struct Zone {
-    pub(crate) origin: Name,
-    pub(crate) lifetimes: Lifetimes,
+    pub(crate) settings: Arc<Settings>,
+    /// Where this server can be reached.
+    pub(crate) server: Arc<Addresses>,
     pub(crate) serial: u32,
     pub(crate) synced: bool,
-    /// Where this server can be reached, for the zone's own NS record.
-    pub(crate) server: Addresses,
-    pub(crate) namespaces: BTreeMap<String, Namespace>,
-    /// Services by ClusterIP.
-    pub(crate) cluster_ips: BTreeMap<IpAddr, BTreeSet<ObjectKey>>,
-    /// Services by endpoint.
-    pub(crate) endpoint_ips: BTreeMap<IpAddr, BTreeSet<ObjectKey>>,
-    /// The Service that each slice was last seen with.
-    owners: HashMap<ObjectKey, ObjectKey>,
+    hasher: RandomState,
+    services: Index<Arc<Entry>>,
+    namespaces: Index<Arc<Namespace>>,
+    /// Hashes of Services by ClusterIP, by the address of an endpoint, and by their name alone.
+    cluster_ips: Index<u64>,
+    endpoint_ips: Index<u64>,
+    by_name: Index<u64>,
+    pods: Index<(IpAddr, Arc<[u8]>)>,
 }
 
 /// A namespace, which exists because it was seen or because a Service is in it.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Namespace {
+    /// In wire form.
+    pub label: Box<[u8]>,
     seen: bool,
-    pub(crate) services: BTreeMap<String, Entry>,
-}
-
-/// What we know about one Service.
-#[derive(Debug, Default)]
-pub(crate) struct Entry {
-    /// `None` while we know only slices of it.
-    pub(crate) service: Option<ServiceView>,
-    slices: BTreeMap<String, SliceView>,
-    /// What its own name stands for.
-    pub(crate) addresses: Addresses,
-    /// Its ready endpoints, by the label in front of its name.
-    pub(crate) hosts: BTreeMap<String, Host>,
-}
-
-/// A ready endpoint, or several that share a host name.
-#[derive(Debug, Default)]
-pub(crate) struct Host {
-    pub(crate) addresses: Addresses,
-    pub(crate) ports: Vec<PortView>,
-}
-
-/// Addresses by family, in order, each once.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Addresses {
-    pub(crate) v4: Vec<Ipv4Addr>,
-    pub(crate) v6: Vec<Ipv6Addr>,
-}
-
-impl Addresses {
-    fn insert(&mut self, address: IpAddr) {
-        match address {
-            IpAddr::V4(address) => insert_sorted(&mut self.v4, address),
-            IpAddr::V6(address) => insert_sorted(&mut self.v6, address),
-        }
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.v4.is_empty() && self.v6.is_empty()
-    }
-
-    fn iter(&self) -> impl Iterator<Item = IpAddr> {
-        let v4 = self.v4.iter().copied().map(IpAddr::V4);
-        v4.chain(self.v6.iter().copied().map(IpAddr::V6))
-    }
-}
-
-impl FromIterator<IpAddr> for Addresses {
-    fn from_iter<I: IntoIterator<Item = IpAddr>>(addresses: I) -> Self {
-        let mut all = Self::default();
-        addresses.into_iter().for_each(|address| all.insert(address));
-        all
-    }
-}
-
-fn insert_sorted<T: Ord>(list: &mut Vec<T>, item: T) {
-    if let Err(at) = list.binary_search(&item) {
-        list.insert(at, item);
-    }
+    listed: bool,
+    services: u32,
 }
 
 impl Zone {
-    /// An empty zone. The serial number should be higher than that of any predecessor, for which
-    /// the time in seconds will do; `server` is where clients find this server.
-    pub fn new(origin: &Name, lifetimes: Lifetimes, serial: u32, server: &[IpAddr]) -> Self {
+    fn new(settings: Settings, serial: u32) -> Self {
+        let server =
+            Addresses::new(settings.servers.iter().copied(), settings.lifetimes.cluster_ip);
         Self {
-            origin: origin.to_lowercase(),
-            lifetimes,
+            settings: Arc::new(settings),
+            server: Arc::new(server),
             serial,
             synced: false,
-            server: server.iter().copied().collect(),
-            namespaces: BTreeMap::new(),
-            cluster_ips: BTreeMap::new(),
-            endpoint_ips: BTreeMap::new(),
-            owners: HashMap::new(),
+            hasher: RandomState::new(),
+            services: Index::default(),
+            namespaces: Index::default(),
+            cluster_ips: Index::default(),
+            endpoint_ips: Index::default(),
+            by_name: Index::default(),
+            pods: Index::default(),
         }
-    }
-
-    /// From now on, what is not here does not exist. Before, nobody can say.
-    pub fn set_synced(&mut self) {
-        self.synced = true;
     }
 
     /// Grows with every change.
@@ -144,17 +168,158 @@ impl Zone {
         self.serial
     }
 
+    /// Whether everything has been listed.
+    pub fn synced(&self) -> bool {
+        self.synced
+    }
+
+    /// What the operator chose.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// The names of all namespaces, in no order.
+    pub fn namespace_names(&self) -> impl Iterator<Item = &str> {
+        let existing = self.namespaces.iter().filter(|namespace| self.counts(namespace));
+        existing.map(|namespace| text(&namespace.label[1..]))
+    }
+
+    /// Finds a Service by the wire form of its name and namespace.
+    pub(crate) fn entry(&self, key: &[u8]) -> Option<&Arc<Entry>> {
+        self.services.get(self.hash(key)).find(|entry| *entry.key == *key)
+    }
+
+    /// Finds a namespace that exists, by its label in wire form.
+    pub(crate) fn namespace(&self, label: &[u8]) -> Option<&Namespace> {
+        let mut found = self.namespaces.get(self.hash(label));
+        found
+            .find(|namespace| *namespace.label == *label)
+            .map(Arc::as_ref)
+            .filter(|n| self.counts(n))
+    }
+
+    fn counts(&self, namespace: &Namespace) -> bool {
+        let some = namespace.services > 0 && self.settings.namespaces != Namespaces::Seen;
+        namespace.listed && (namespace.seen || some)
+    }
+
+    /// The Services that have an address as their ClusterIP.
+    pub(crate) fn with_cluster_ip(&self, address: IpAddr) -> impl Iterator<Item = &Entry> {
+        self.resolve(self.cluster_ips.get(self.hash(&address)))
+            .filter(move |entry| entry.own.iter().any(|own| own == address))
+    }
+
+    /// The Services that have an endpoint with an address.
+    pub(crate) fn with_endpoint(&self, address: IpAddr) -> impl Iterator<Item = &Entry> {
+        self.resolve(self.endpoint_ips.get(self.hash(&address)))
+    }
+
+    /// The Services of that name, in wire form, whatever their namespace.
+    pub(crate) fn named<'a>(&'a self, label: &'a [u8]) -> impl Iterator<Item = &'a Entry> {
+        self.resolve(self.by_name.get(self.hash(label)))
+            .filter(move |entry| entry.key.starts_with(label))
+    }
+
+    fn resolve<'a>(
+        &'a self,
+        hashes: impl Iterator<Item = &'a u64>,
+    ) -> impl Iterator<Item = &'a Entry> {
+        let entries = hashes.flat_map(|hash| self.services.get(*hash)).map(Arc::as_ref);
+        entries.filter(|entry| entry.exists() && self.namespace(namespace_of(&entry.key)).is_some())
+    }
+
+    /// Whether a pod in that namespace, in wire form, has that address.
+    pub(crate) fn has_pod(&self, address: IpAddr, namespace: &[u8]) -> bool {
+        let mut found = self.pods.get(self.hash(&address));
+        found.any(|(known, place)| *known == address && **place == *namespace)
+    }
+
+    fn hash<T: std::hash::Hash + ?Sized>(&self, value: &T) -> u64 {
+        self.hasher.hash_one(value)
+    }
+}
+
+/// The second label of a key.
+pub(crate) fn namespace_of(key: &[u8]) -> &[u8] {
+    let first = key.first().map_or(0, |length| usize::from(*length) + 1);
+    key.get(first..).unwrap_or_default()
+}
+
+/// The first label of a key.
+pub(crate) fn name_of(key: &[u8]) -> &[u8] {
+    let first = key.first().map_or(0, |length| usize::from(*length) + 1);
+    key.get(..first).unwrap_or_default()
+}
+
+/// A label without its length, for people.
+pub(crate) fn text(label: &[u8]) -> &str {
+    str::from_utf8(label).unwrap_or("?")
+}
+
+/// Takes objects in, and hands out zones.
+#[derive(Debug)]
+pub struct Keeper {
+    zone: Zone,
+    /// The Service that each slice was last seen with.
+    owners: HashMap<ObjectKey, Box<str>>,
+}
+
+impl Keeper {
+    /// An empty zone. The serial number should be higher than that of any predecessor, for which
+    /// the time in seconds will do.
+    pub fn new(settings: Settings, serial: u32) -> Self {
+        Self { zone: Zone::new(settings, serial), owners: HashMap::new() }
+    }
+
+    /// What would be answered from now.
+    pub fn zone(&self) -> &Zone {
+        &self.zone
+    }
+
+    /// The zone as it is now, for ever.
+    pub fn snapshot(&self) -> Arc<Zone> {
+        Arc::new(self.zone.clone())
+    }
+
+    /// From now on, what is not here does not exist. Before, nobody can say.
+    pub fn set_synced(&mut self) {
+        self.zone.synced = true;
+    }
+
+    /// Takes in other settings. The names of endpoints follow only when their slices are seen
+    /// again.
+    pub fn configure(&mut self, settings: Settings) {
+        let zone = &mut self.zone;
+        let entries: Vec<_> = zone.services.iter().cloned().collect();
+        for entry in entries {
+            let hash = zone.hash(&*entry.key);
+            let new = Arc::new(entry.with_lifetimes(&settings.lifetimes));
+            zone.services.insert(hash, new, |known| known.key == entry.key);
+        }
+        let namespaces: Vec<_> = zone.namespaces.iter().cloned().collect();
+        zone.server = Arc::new(Addresses::new(
+            settings.servers.iter().copied(),
+            settings.lifetimes.cluster_ip,
+        ));
+        zone.settings = Arc::new(settings);
+        for namespace in namespaces {
+            self.edit_namespace(&namespace.label, |_| {});
+        }
+        self.bump();
+    }
+
     /// Takes in that a namespace exists.
     pub fn observe_namespace(&mut self, name: &str) {
-        self.namespaces.entry(name.to_owned()).or_default().seen = true;
-        self.bump();
+        if let Some(label) = wire_label(name) {
+            self.edit_namespace(&label, |namespace| namespace.seen = true);
+            self.bump();
+        }
     }
 
     /// Takes in that a namespace is gone.
     pub fn remove_namespace(&mut self, name: &str) {
-        if let Some(namespace) = self.namespaces.get_mut(name) {
-            namespace.seen = false;
-            self.drop_if_empty(name);
+        if let Some(label) = wire_label(name) {
+            self.edit_namespace(&label, |namespace| namespace.seen = false);
             self.bump();
         }
     }
@@ -163,12 +328,16 @@ impl Zone {
     pub fn observe_service(&mut self, service: &Service) {
         let key = key_of(service.metadata.namespace.as_deref(), service.metadata.name.as_deref());
         let view = ServiceView::read(service);
-        self.change(&key, |entry| entry.service = view);
+        self.change(&key.namespace, &key.name, |entry, lifetimes| {
+            entry.with_service(view, lifetimes)
+        });
     }
 
     /// Takes in that a Service is gone.
     pub fn remove_service(&mut self, key: &ObjectKey) {
-        self.change(key, |entry| entry.service = None);
+        self.change(&key.namespace, &key.name, |entry, lifetimes| {
+            entry.with_service(None, lifetimes)
+        });
     }
 
     /// Takes in the newest state of an EndpointSlice.
@@ -178,120 +347,151 @@ impl Zone {
         let Some(service) = labels.and_then(|labels| labels.get(SERVICE_NAME_LABEL)) else {
             return self.remove_slice(&key);
         };
-        let service = ObjectKey::new(&*key.namespace, service);
-        if self.owners.get(&key).is_some_and(|owner| *owner != service) {
+        if self.owners.get(&key).is_some_and(|owner| **owner != **service) {
             self.remove_slice(&key);
         }
-        self.change(&service, |entry| {
-            entry.slices.insert(key.name.clone(), SliceView::read(slice));
+        let view = SliceView::read(slice, self.zone.settings.endpoint_pod_names);
+        self.change(&key.namespace, service, |entry, lifetimes| {
+            entry.with_slice(&key.name, Some(view), lifetimes)
         });
-        self.owners.insert(key, service);
+        self.owners.entry(key).or_insert_with(|| service.as_str().into());
     }
 
     /// Takes in that an EndpointSlice is gone.
     pub fn remove_slice(&mut self, key: &ObjectKey) {
         if let Some(service) = self.owners.remove(key) {
-            self.change(&service, |entry| drop(entry.slices.remove(&key.name)));
+            self.change(&key.namespace, &service, |entry, lifetimes| {
+                entry.with_slice(&key.name, None, lifetimes)
+            });
         }
     }
 
-    /// Changes one Service and everything that follows from it.
-    fn change(&mut self, key: &ObjectKey, edit: impl FnOnce(&mut Entry)) {
-        let namespace = self.namespaces.entry(key.namespace.clone()).or_default();
-        let mut entry = namespace.services.remove(&key.name).unwrap_or_default();
-        unlink(&mut self.cluster_ips, key, entry.cluster_ips());
-        unlink(&mut self.endpoint_ips, key, entry.endpoint_ips());
-        edit(&mut entry);
-        entry.rebuild();
-        link(&mut self.cluster_ips, key, entry.cluster_ips());
-        link(&mut self.endpoint_ips, key, entry.endpoint_ips());
-        if entry.service.is_some() || !entry.slices.is_empty() {
-            namespace.services.insert(key.name.clone(), entry);
-        }
-        self.drop_if_empty(&key.namespace);
+    /// Takes in that a pod has that address; only useful for [`PodNames::Verified`].
+    pub fn observe_pod(&mut self, namespace: &str, address: IpAddr) {
+        let Some(label) = wire_label(namespace) else { return };
+        let hash = self.zone.hash(&address);
+        let pod = (address, Arc::from(label));
+        self.zone.pods.insert(hash, pod.clone(), |known| *known == pod);
         self.bump();
     }
 
-    fn drop_if_empty(&mut self, name: &str) {
-        if self.namespaces.get(name).is_some_and(|n| !n.seen && n.services.is_empty()) {
-            self.namespaces.remove(name);
+    /// Takes in that no pod in that namespace has that address any more.
+    pub fn remove_pod(&mut self, namespace: &str, address: IpAddr) {
+        let Some(label) = wire_label(namespace) else { return };
+        let hash = self.zone.hash(&address);
+        self.zone.pods.remove(hash, |(known, place)| *known == address && **place == *label);
+        self.bump();
+    }
+
+    /// Changes one Service and everything that follows from it.
+    fn change(
+        &mut self,
+        namespace: &str,
+        name: &str,
+        edit: impl FnOnce(&Entry, &Lifetimes) -> Entry,
+    ) {
+        // What does not fit into a label can have no name.
+        let (Some(mut key), Some(label)) = (wire_label(name), wire_label(namespace)) else {
+            return;
+        };
+        let name = key.clone();
+        key.extend(&label);
+        let zone = &mut self.zone;
+        let hash = zone.hash(&*key);
+        let old = zone.entry(&key).cloned();
+        let old = old.unwrap_or_else(|| Arc::new(Entry::new(key.into())));
+        let new = Arc::new(edit(&old, &zone.settings.lifetimes));
+        relink(&mut zone.cluster_ips, &zone.hasher, hash, &cluster_ips(&old), &cluster_ips(&new));
+        relink(
+            &mut zone.endpoint_ips,
+            &zone.hasher,
+            hash,
+            &endpoint_ips(&old),
+            &endpoint_ips(&new),
+        );
+        let (was, is) = (old.exists(), new.exists());
+        let by_name = zone.hash(&*name);
+        match (was, is) {
+            (false, true) => zone.by_name.insert(by_name, hash, |known| *known == hash),
+            (true, false) => zone.by_name.remove(by_name, |known| *known == hash),
+            _ => {}
+        }
+        if new.is_void() {
+            zone.services.remove(hash, |known| known.key == new.key);
+        } else {
+            zone.services.insert(hash, new.clone(), |known| known.key == new.key);
+        }
+        if was != is {
+            self.edit_namespace(&label, |namespace| {
+                namespace.services =
+                    namespace.services.saturating_add_signed(if is { 1 } else { -1 });
+            });
+        }
+        self.bump();
+    }
+
+    fn edit_namespace(&mut self, label: &[u8], edit: impl FnOnce(&mut Namespace)) {
+        let zone = &mut self.zone;
+        let hash = zone.hash(label);
+        let same = |known: &Arc<Namespace>| *known.label == *label;
+        let old = zone.namespaces.get(hash).find(|known| same(known));
+        let mut namespace = old.map_or_else(
+            || Namespace { label: label.into(), seen: false, listed: true, services: 0 },
+            |old| Namespace::clone(old),
+        );
+        edit(&mut namespace);
+        namespace.listed = match &zone.settings.namespaces {
+            Namespaces::Listed(names) => names.contains(text(&label[1..])),
+            Namespaces::All | Namespaces::Seen => true,
+        };
+        if namespace.seen || namespace.services > 0 {
+            zone.namespaces.insert(hash, Arc::new(namespace), same);
+        } else {
+            zone.namespaces.remove(hash, same);
         }
     }
 
     fn bump(&mut self) {
-        self.serial = self.serial.wrapping_add(1);
+        self.zone.serial = self.zone.serial.wrapping_add(1);
     }
 }
 
-impl Namespace {
-    /// Slices without a Service do not make a namespace.
-    pub(crate) fn exists(&self) -> bool {
-        self.seen || self.services.values().any(|entry| entry.service.is_some())
-    }
+/// A label in wire form and small letters.
+fn wire_label(name: &str) -> Option<Vec<u8>> {
+    let length = u8::try_from(name.len()).ok().filter(|length| (1..=63).contains(length))?;
+    let mut label = Vec::with_capacity(name.len() + 1);
+    label.push(length);
+    label.extend(name.to_ascii_lowercase().as_bytes());
+    Some(label)
 }
 
-impl Entry {
-    fn rebuild(&mut self) {
-        self.hosts.clear();
-        let mut ready = Addresses::default();
-        for slice in self.slices.values() {
-            for endpoint in &slice.endpoints {
-                let host = self.hosts.entry(endpoint.host.clone()).or_default();
-                for address in &endpoint.addresses {
-                    host.addresses.insert(*address);
-                    ready.insert(*address);
-                }
-                for port in &slice.ports {
-                    insert_sorted(&mut host.ports, port.clone());
-                }
-            }
-        }
-        self.addresses = match self.service.as_ref().map(|service| &service.kind) {
-            Some(ServiceKind::ClusterIps(addresses)) => addresses.iter().copied().collect(),
-            Some(ServiceKind::Headless) => ready,
-            Some(ServiceKind::External(_)) | None => Addresses::default(),
-        };
-    }
-
-    fn cluster_ips(&self) -> Vec<IpAddr> {
-        match self.service.as_ref().map(|service| &service.kind) {
-            Some(ServiceKind::ClusterIps(_)) => self.addresses.iter().collect(),
-            _ => Vec::new(),
-        }
-    }
-
-    fn endpoint_ips(&self) -> Vec<IpAddr> {
-        match self.service.as_ref().map(|service| &service.kind) {
-            Some(ServiceKind::ClusterIps(_) | ServiceKind::Headless) => {
-                self.hosts.values().flat_map(|host| host.addresses.iter()).collect()
-            }
-            _ => Vec::new(),
-        }
-    }
+fn cluster_ips(entry: &Entry) -> Vec<IpAddr> {
+    if entry.kind == Kind::ClusterIp { entry.own.iter().collect() } else { Vec::new() }
 }
 
-fn link(
-    index: &mut BTreeMap<IpAddr, BTreeSet<ObjectKey>>,
-    key: &ObjectKey,
-    addresses: Vec<IpAddr>,
+fn endpoint_ips(entry: &Entry) -> Vec<IpAddr> {
+    let mut all: Vec<_> = match entry.kind {
+        Kind::ClusterIp | Kind::Headless => entry.endpoints.iter().map(|e| e.address).collect(),
+        Kind::External(_) | Kind::Unknown => Vec::new(),
+    };
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+/// Brings an index from the old addresses of a Service to the new ones; both are sorted.
+fn relink(
+    index: &mut Index<u64>,
+    hasher: &RandomState,
+    service: u64,
+    old: &[IpAddr],
+    new: &[IpAddr],
 ) {
-    for address in addresses {
-        index.entry(address).or_default().insert(key.clone());
+    for address in old.iter().filter(|address| new.binary_search(address).is_err()) {
+        index.remove(hasher.hash_one(address), |known| *known == service);
     }
-}
-
-fn unlink(
-    index: &mut BTreeMap<IpAddr, BTreeSet<ObjectKey>>,
-    key: &ObjectKey,
-    addresses: Vec<IpAddr>,
-) {
-    for address in addresses {
-        if let Some(keys) = index.get_mut(&address) {
-            keys.remove(key);
-            if keys.is_empty() {
-                index.remove(&address);
-            }
-        }
+    for address in new.iter().filter(|address| old.binary_search(address).is_err()) {
+        index.insert(hasher.hash_one(address), service, |known| *known == service);
     }
 }
 

@@ -6,14 +6,19 @@ use hickory_proto::rr::{
 };
 use proptest::prelude::*;
 use roadstead_zone::name::Name;
-use roadstead_zone::zone::Lifetimes;
+use roadstead_zone::zone::{Keeper, Settings};
 use serde_json::json;
 
 use super::*;
+use crate::message;
+use crate::setup::CacheRule;
+use crate::upstream::{Options, Upstreams};
+use std::sync::Arc;
 
-fn zone() -> Zone {
-    let origin = Name::parse("cluster.local").unwrap();
-    let mut zone = Zone::new(&origin, Lifetimes::default(), 7, &["10.96.0.10".parse().unwrap()]);
+fn zone() -> Keeper {
+    let mut settings = Settings::new(&Name::parse("cluster.local").unwrap());
+    settings.servers = vec!["10.96.0.10".parse().unwrap()];
+    let mut zone = Keeper::new(settings, 7);
     zone.observe_namespace("prod");
     let service = |name: &str, spec: serde_json::Value| {
         let object = json!({"metadata": {"namespace": "prod", "name": name}, "spec": spec});
@@ -57,9 +62,27 @@ fn query(name: &str, kind: Kind, edns: Option<u16>) -> Message {
     message
 }
 
+/// Whom nobody will ask.
+fn setup() -> Setup {
+    let nobody = Upstreams::new(vec!["192.0.2.53:53".parse().unwrap()], Options::default());
+    Setup::standard(Some(Arc::new(nobody)))
+}
+
+fn respond_to(
+    keeper: &Keeper,
+    bytes: &[u8],
+    transport: Transport,
+    turn: usize,
+    buffer: &mut [u8],
+) -> Response {
+    let (setup, cache) = (setup(), Cache::default());
+    let context = Context { zone: keeper.zone(), setup: &setup, cache: &cache, transport, turn };
+    respond(&context, bytes, buffer)
+}
+
 fn exchange(bytes: &[u8], transport: Transport) -> Option<(Vec<u8>, Message)> {
     let mut buffer = vec![0; MAX_REPLY];
-    match respond(&zone(), bytes, transport, 0, &mut buffer) {
+    match respond_to(&zone(), bytes, transport, 0, &mut buffer) {
         Response::Reply(length) => {
             buffer.truncate(length);
             let message = Message::from_vec(&buffer).expect("others can read it");
@@ -120,7 +143,7 @@ fn replies() {
         (
             Kind::SRV,
             "_http._tcp.web.prod.svc.cluster.local.",
-            "_http._tcp.web.prod.svc.cluster.local. 30 0 100 80 web.prod.svc.cluster.local.",
+            "_http._tcp.web.prod.svc.cluster.local. 30 0 50 80 web.prod.svc.cluster.local.",
             "".into(),
         ),
         (
@@ -197,7 +220,7 @@ fn turns_spread_clients() {
     let bytes = query("big.prod.svc.cluster.local.", Kind::A, None).to_vec().unwrap();
     let (zone, mut buffer) = (zone(), vec![0; MAX_REPLY]);
     let mut first = |turn| {
-        let Response::Reply(length) = respond(&zone, &bytes, Transport::Udp, turn, &mut buffer)
+        let Response::Reply(length) = respond_to(&zone, &bytes, Transport::Udp, turn, &mut buffer)
         else {
             panic!("not ours?");
         };
@@ -236,15 +259,14 @@ fn what_we_do_not_answer() {
         assert_eq!((u16::from(code), reply.metadata.id), (u16::from(want), 4711), "{name}");
     }
     let mut buffer = vec![0; MAX_REPLY];
-    let mut respond = |bytes: &[u8]| respond(&zone(), bytes, Transport::Udp, 0, &mut buffer);
+    let mut respond = |bytes: &[u8]| respond_to(&zone(), bytes, Transport::Udp, 0, &mut buffer);
     let mut answer = good().to_vec().unwrap();
     answer[2] |= 0x80;
     assert_eq!(respond(&answer), Response::Ignore, "an answer is not a question");
     assert_eq!(respond(&answer[..11]), Response::Ignore, "not even a header");
     assert_eq!(respond(&query("example.org.", Kind::A, None).to_vec().unwrap()), Response::Forward);
     let outer = query("outer.prod.svc.cluster.local.", Kind::A, None).to_vec().unwrap();
-    let target = Name::parse("example.org").unwrap();
-    assert_eq!(respond(&outer), Response::Chase(target.wire().into()));
+    assert_eq!(respond(&outer), Response::Forward);
 }
 
 #[test]
@@ -259,11 +281,20 @@ fn an_alias_is_completed_with_what_others_say() {
     found.add_answer(HickoryRecord::from_rdata(other, 61, RData::A(A::new(192, 0, 2, 1))));
     let mut buffer = vec![0; MAX_REPLY];
     let found = found.to_vec().unwrap();
-    let length = complete(&zone(), &asked, Transport::Udp, &found, &mut buffer).unwrap();
+    let length = complete_with(&asked, &found, &mut buffer).unwrap();
     let reply = Message::from_vec(&buffer[..length]).unwrap();
     let want = "outer.prod.svc.cluster.local. 5 example.org.; \
                 example.org. 60 www.example.org.; www.example.org. 61 192.0.2.1";
     assert_eq!(text(&reply.answers), want);
+}
+
+fn complete_with(asked: &[u8], found: &[u8], buffer: &mut [u8]) -> Option<usize> {
+    let (keeper, setup, cache) = (zone(), setup(), Cache::default());
+    let stored = Stored::read(found, &CacheRule::default(), Instant::now())?;
+    let (zone, transport) = (keeper.zone(), Transport::Udp);
+    let context = Context { zone, setup: &setup, cache: &cache, transport, turn: 0 };
+    let query = Query::parse(asked).ok()?;
+    context.complete(&query, None, Some((&stored, 0)), buffer)
 }
 
 proptest! {
@@ -272,8 +303,8 @@ proptest! {
     #[test]
     fn random_bytes_never_hurt(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
         let mut buffer = vec![0; MAX_REPLY];
-        respond(&zone(), &bytes, Transport::Udp, 0, &mut buffer);
-        complete(&zone(), &bytes, Transport::Udp, &bytes, &mut buffer);
+        respond_to(&zone(), &bytes, Transport::Udp, 0, &mut buffer);
+        complete_with(&bytes, &bytes, &mut buffer);
         message::answers(&bytes).count();
     }
 

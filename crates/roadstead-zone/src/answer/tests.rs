@@ -6,7 +6,11 @@ use roadstead_api::key::ObjectKey;
 use serde_json::json;
 
 use super::*;
-use crate::zone::Lifetimes;
+use crate::entry::{V4_RECORD, V6_RECORD};
+use crate::name::labels;
+use crate::records::Glue;
+use crate::view::Dashed;
+use crate::zone::{Keeper, Namespaces, Settings};
 
 fn service(name: &str, addresses: &[&str], ports: &[(&str, &str, u16)]) -> Service {
     let port = |(name, protocol, port): &(&str, &str, u16)| json!({"name": name, "protocol": protocol, "port": port});
@@ -53,9 +57,10 @@ fn slice(service: &str, name: &str, endpoints: &str) -> EndpointSlice {
     .unwrap()
 }
 
-fn zone() -> Zone {
-    let origin = Name::parse("Cluster.Local").unwrap();
-    let mut zone = Zone::new(&origin, Lifetimes::default(), 1, &["10.96.0.10".parse().unwrap()]);
+fn zone() -> Keeper {
+    let mut settings = Settings::new(&Name::parse("Cluster.Local").unwrap());
+    settings.servers = vec!["10.96.0.10".parse().unwrap()];
+    let mut zone = Keeper::new(settings, 1);
     zone.observe_namespace("prod");
     zone.observe_namespace("empty");
     let ports = [("http", "TCP", 80), ("", "UDP", 81)];
@@ -77,30 +82,58 @@ fn zone() -> Zone {
 }
 
 fn target(target: Target<'_>) -> String {
-    let host = target.host.map(|host| format!("{host}.")).unwrap_or_default();
-    format!("{host}{}.{}", target.service, target.namespace)
+    let host = match target.host {
+        HostLabel::Service => String::new(),
+        HostLabel::Name(name) => format!("{name}."),
+        HostLabel::Address(address) => {
+            format!("{}.", String::from_utf8_lossy(Dashed::new(address).bytes()))
+        }
+    };
+    let labels: Vec<_> = labels(target.key).map(String::from_utf8_lossy).collect();
+    format!("{host}{}", labels.join("."))
 }
 
-fn ask(zone: &Zone, name: &str, kind: RecordType) -> String {
+/// The addresses at the ends of records.
+fn addresses(records: &[u8], length: usize) -> Vec<String> {
+    let v4 = |octets: &[u8]| <[u8; 4]>::try_from(octets).map(IpAddr::from);
+    let v6 = |octets: &[u8]| <[u8; 16]>::try_from(octets).map(IpAddr::from);
+    let address = |record: &[u8]| v4(&record[12..]).or_else(|_| v6(&record[12..])).unwrap();
+    records.chunks(length).map(|record| address(record).to_string()).collect()
+}
+
+fn glue(glue: &Glue<'_>) -> String {
+    let (name, all): (_, Vec<_>) = match glue {
+        Glue::Own(name, own) => (name, own.iter().collect()),
+        Glue::Host(name, host) => (name, host.addresses().collect()),
+    };
+    let v4 = all.iter().filter(|address| address.is_ipv4()).count();
+    format!("{}={}+{}", target(*name), v4, all.len() - v4)
+}
+
+fn ask(zone: &Keeper, name: &str, kind: RecordType) -> String {
     let name = Name::parse(name).unwrap().to_lowercase();
-    let answer = zone.answer(name.wire(), kind);
+    let answer = zone.zone().answer(name.wire(), kind);
     let mut words: Vec<String> =
         answer.aliases.iter().map(|alias| format!("alias:{alias}")).collect();
     match answer.end {
         End::Found(records, lifetime) => {
             match records {
-                Records::V4(all) => words.extend(all.iter().map(ToString::to_string)),
-                Records::V6(all) => words.extend(all.iter().map(ToString::to_string)),
+                Records::V4(all) => words.extend(addresses(all, V4_RECORD)),
+                Records::V6(all) => words.extend(addresses(all, V6_RECORD)),
+                Records::HostV4(host) => {
+                    words.extend(host.addresses().filter(IpAddr::is_ipv4).map(|a| a.to_string()));
+                }
+                Records::HostV6(host) => {
+                    words.extend(host.addresses().filter(IpAddr::is_ipv6).map(|a| a.to_string()));
+                }
                 Records::One(address) => words.push(address.to_string()),
                 Records::Services(all) => {
                     words.extend(all.iter().map(|r| format!("{}:{}", target(r.target), r.port)));
-                    words
-                        .extend(all.glue().map(|g| {
-                            format!("{}={}+{}", target(g.target), g.v4.len(), g.v6.len())
-                        }));
+                    words.extend(all.glue().map(|one| glue(&one)));
                 }
                 Records::Pointers(all) => words.extend(all.iter().map(target)),
                 Records::Alias => {}
+                Records::Ns(name) => words.push(name.map_or("ns".into(), target)),
                 other => words.push(format!("{other:?}").to_lowercase()),
             }
             words.push(format!("for {lifetime}s"));
@@ -159,8 +192,8 @@ fn questions_and_answers() {
         (
             Srv,
             "_http._tcp.db.prod.svc.cluster.local",
-            "10-0-1-1.db.prod:8080 db-0.db.prod:8080 fd00--5.db.prod:8080 \
-             10-0-1-1.db.prod=1+0 db-0.db.prod=2+0 fd00--5.db.prod=0+1 for 5s",
+            "10-0-1-1.db.prod:8080 fd00--5.db.prod:8080 db-0.db.prod:8080 \
+             10-0-1-1.db.prod=1+0 fd00--5.db.prod=0+1 db-0.db.prod=2+0 for 5s",
         ),
         // Aliases.
         (A, "outer.prod.svc.cluster.local", "alias:Example.org. elsewhere"),
@@ -203,9 +236,10 @@ fn questions_and_answers() {
 #[test]
 fn changes_show_at_once() {
     let mut zone = zone();
-    let serial = zone.serial();
+    let serial = zone.zone().serial();
     let key = |name| ObjectKey::new("prod", name);
-    let ask = |zone: &Zone, name: &str| ask(zone, &format!("{name}.cluster.local"), RecordType::A);
+    let ask =
+        |zone: &Keeper, name: &str| ask(zone, &format!("{name}.cluster.local"), RecordType::A);
 
     zone.observe_slice(&slice("db", "db-1", "10.0.1.9"));
     assert_eq!(ask(&zone, "db.prod.svc"), "10.0.1.1 10.0.1.4 10.0.1.9 for 5s");
@@ -219,16 +253,123 @@ fn changes_show_at_once() {
     assert_eq!(ask(&zone, "alpha.web.prod.svc"), "noname(5)", "the slices alone are no Service");
     zone.remove_namespace("empty");
     assert_eq!(ask(&zone, "empty.svc"), "noname(5)");
-    assert!(zone.serial() > serial);
+    assert!(zone.zone().serial() > serial);
 }
 
 #[test]
 fn before_everything_is_listed_nobody_knows() {
     let origin = Name::parse("cluster.local").unwrap();
-    let mut zone = Zone::new(&origin, Lifetimes::default(), 1, &[]);
+    let mut zone = Keeper::new(Settings::new(&origin), 1);
     zone.observe_service(&service("web", &["10.96.0.1"], &[]));
     assert_eq!(ask(&zone, "web.prod.svc.cluster.local", RecordType::A), "10.96.0.1 for 30s");
     assert_eq!(ask(&zone, "db.prod.svc.cluster.local", RecordType::A), "notready");
     zone.set_synced();
     assert_eq!(ask(&zone, "db.prod.svc.cluster.local", RecordType::A), "noname(5)");
+}
+
+#[test]
+fn an_empty_answer_has_a_reason() {
+    use RecordType::{A, Aaaa, Srv};
+    let cases = [
+        (A, "web.empty.svc", "Service web exists in namespace prod, you asked in empty"),
+        (A, "web.nowhere.svc", "Service web exists in namespace prod, you asked in nowhere"),
+        (A, "nothing.prod.svc", "there is no Service nothing in namespace prod"),
+        (A, "nothing.nowhere.svc", "there is no namespace nowhere"),
+        (A, "nowhere.svc", "there is no namespace nowhere"),
+        (A, "asleep.prod.svc", "Service prod/asleep has 0 of 1 endpoints ready"),
+        (A, "x.db.prod.svc", "Service prod/db has no ready endpoint called x"),
+        (Srv, "_x._tcp.db.prod.svc", "Service prod/db has no port of that name and protocol"),
+        (A, "x.outer.prod.svc", "prod/outer is an ExternalName, there is nothing below it"),
+        (A, "number.prod.svc", "the externalName of prod/number is not a domain name"),
+        (A, "circle.prod.svc", "ExternalName Services point at each other in a circle"),
+        (A, "dangling.prod.svc", "there is no Service nothing in namespace prod"),
+        (Aaaa, "10-0-1-1.db.prod.svc", "the name exists, but has no IPv6 address"),
+        (A, "web.prod.pod", "there is no pod of that name"),
+        (A, "a.b.c.d.e.f.g.svc", "no name in the cluster has that form"),
+        (A, "web.prod.svc", ""),
+    ];
+    let keeper = zone();
+    for (kind, name, want) in cases {
+        let name = Name::parse(&format!("{name}.cluster.local")).unwrap();
+        let answer = keeper.zone().answer(name.wire(), kind);
+        let reason = keeper.zone().explain(name.wire(), kind, &answer);
+        assert_eq!(reason.map(|r| r.to_string()).unwrap_or_default(), want, "{name}");
+    }
+}
+
+#[test]
+fn settings_change_which_names_exist() {
+    use RecordType::{A, Ptr, Srv, Txt};
+    type Edit = fn(&mut Settings);
+    let cases: [(&str, Edit, RecordType, &str, &str); 23] = [
+        ("pods off", |s| s.pods = PodNames::Disabled, A, "10-0-0-9.prod.pod", "noname(5)"),
+        ("pods checked", |s| s.pods = PodNames::Verified, A, "10-0-0-9.prod.pod", "noname(5)"),
+        ("a pod", |s| s.pods = PodNames::Verified, A, "10-9-9-9.prod.pod", "10.9.9.9 for 5s"),
+        ("another place", |s| s.pods = PodNames::Verified, A, "10-9-9-9.empty.pod", "noname(5)"),
+        ("hidden", |s| s.namespaces = listed("empty"), A, "web.prod.svc", "noname(5)"),
+        (
+            "hidden way back",
+            |s| s.namespaces = listed("empty"),
+            Ptr,
+            "!1.0.96.10.in-addr.arpa",
+            "notours",
+        ),
+        ("listed", |s| s.namespaces = listed("prod"), A, "web.prod.svc", "10.96.0.1 for 30s"),
+        (
+            "no way back",
+            |s| s.reverse = Reverse::NotServed,
+            Ptr,
+            "!1.0.96.10.in-addr.arpa",
+            "notours",
+        ),
+        (
+            "all ways back are ours",
+            |s| s.reverse = Reverse::Authoritative,
+            Ptr,
+            "!1.2.3.4.in-addr.arpa",
+            "noname(5)",
+        ),
+        ("full", |s| s.ignore_empty_services = true, A, "web.prod.svc", "10.96.0.1 for 30s"),
+        ("empty", |s| s.ignore_empty_services = true, A, "idle.prod.svc", "noname(1)"),
+        ("empty but there", |_| {}, A, "idle.prod.svc", "10.96.0.7 for 30s"),
+        ("lifetimes", |s| s.lifetimes.cluster_ip = 9, A, "web.prod.svc", "10.96.0.1 for 9s"),
+        ("compat: TXT above Services", compat, Txt, "prod.svc", "noname(5)"),
+        ("compat: TXT at the top", compat, Txt, "", "noname(5)"),
+        ("compat: A of the version", compat, A, "dns-version", "noname(5)"),
+        ("compat: dns", compat, A, "dns", "noname(5)"),
+        ("compat: protocols", compat, A, "_tcp.web.prod.svc", "noname(1)"),
+        ("compat: dangling", compat, A, "dangling.prod.svc", "nodata(5)"),
+        ("compat: circles", compat, A, "circle.prod.svc", "nodata(5)"),
+        ("compat: more labels", compat, A, "x.y.10-0-0-9.prod.pod", "10.0.0.9 for 5s"),
+        (
+            "compat: no underscores",
+            compat,
+            Srv,
+            "http.tcp.web.prod.svc",
+            "web.prod:80 web.prod=1+1 for 30s",
+        ),
+        ("compat: no name", compat, Srv, "_._udp.web.prod.svc", "web.prod:81 web.prod=1+1 for 30s"),
+    ];
+    for (what, edit, kind, name, want) in cases {
+        let mut keeper = zone();
+        keeper.observe_service(&service("idle", &["10.96.0.7"], &[]));
+        keeper.observe_pod("prod", "10.9.9.9".parse().unwrap());
+        let mut settings = keeper.zone().settings().clone();
+        edit(&mut settings);
+        keeper.configure(settings);
+        let name = match name.strip_prefix('!') {
+            Some(whole) => whole.to_owned(),
+            None if name.is_empty() => "cluster.local".into(),
+            None => format!("{name}.cluster.local"),
+        };
+        assert_eq!(ask(&keeper, &name, kind), want, "{what}");
+    }
+}
+
+fn compat(settings: &mut Settings) {
+    settings.coredns_compat = true;
+}
+
+fn listed(name: &str) -> Namespaces {
+    Namespaces::Listed([name.to_owned()].into())
 }

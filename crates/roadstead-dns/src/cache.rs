@@ -1,0 +1,202 @@
+//! What other servers said, for as long as they said it holds.
+//!
+//! Names of the cluster never get here. Messages are kept as they came, less the part that was
+//! for us alone; ages are subtracted when they are used.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::message::{HEADER_LENGTH, Part, TYPE_OPT, read_name, read_u16, records};
+use crate::reply::types;
+use crate::setup::CacheRule;
+
+const SHARDS: usize = 64;
+/// All shards together hold twice as many as CoreDNS does of answers, in less memory.
+const MOST_PER_SHARD: usize = 312;
+/// How long a failure of others is remembered (RFC 9520).
+const FAILURE: Duration = Duration::from_secs(1);
+
+/// What is asked of others. Two clients with the same key can share an answer.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Key {
+    /// In wire form and small letters.
+    pub name: Box<[u8]>,
+    /// The number of the type.
+    pub kind: u16,
+    /// Whether the records of DNSSEC are wanted.
+    pub dnssec: bool,
+    /// Whether signatures are to be left unchecked.
+    pub unchecked: bool,
+}
+
+/// A message from another server.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// The message, with one question and without OPT.
+    pub bytes: Box<[u8]>,
+    /// When it came.
+    pub received: Instant,
+    /// For how long it holds.
+    pub lifetime: Duration,
+}
+
+impl Stored {
+    /// Takes over a message; `None` if it is not well-formed throughout.
+    pub fn read(message: &[u8], rule: &CacheRule, now: Instant) -> Option<Self> {
+        let mut bytes = message.to_vec();
+        let code = bytes.get(3)? & 0x0f;
+        let mut answers: Option<u32> = None;
+        let mut denial: Option<u32> = None;
+        let mut end = question_end(message)?;
+        let mut additional: u16 = 0;
+        for item in records(message) {
+            let (part, record) = item.ok()?;
+            if record.kind == TYPE_OPT {
+                // Whatever may follow is only a courtesy, and might point behind this place.
+                break;
+            }
+            end = record.end();
+            let sooner = |known: Option<u32>| Some(known.unwrap_or(u32::MAX).min(record.lifetime));
+            match part {
+                Part::Answer => answers = sooner(answers),
+                Part::Authority if record.kind == types::SOA => {
+                    let minimum = message.get(end - 4..end)?.try_into().ok()?;
+                    denial = Some(record.lifetime.min(u32::from_be_bytes(minimum)));
+                }
+                Part::Authority => {}
+                Part::Additional => additional += 1,
+            }
+        }
+        bytes.truncate(end);
+        bytes[10..12].copy_from_slice(&additional.to_be_bytes());
+        let seconds = |seconds: u32| Duration::from_secs(seconds.into());
+        let lifetime = match (code, answers) {
+            (0, Some(lifetime)) => seconds(lifetime).min(rule.success),
+            (0 | 3, _) => seconds(denial.unwrap_or(0)).min(rule.denial),
+            _ => FAILURE,
+        };
+        Some(Self { bytes: bytes.into(), received: now, lifetime })
+    }
+
+    /// How old it is, in seconds.
+    pub fn age(&self, now: Instant) -> u32 {
+        u32::try_from(now.saturating_duration_since(self.received).as_secs()).unwrap_or(u32::MAX)
+    }
+
+    /// Whether it still holds.
+    pub fn is_fresh(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.received) < self.lifetime
+    }
+
+    /// Whether it is about a failure.
+    pub fn is_failure(&self) -> bool {
+        !matches!(self.bytes.get(3).map(|flags| flags & 0x0f), Some(0 | 3))
+    }
+}
+
+fn question_end(bytes: &[u8]) -> Option<usize> {
+    let (_, at) = read_name(bytes, HEADER_LENGTH).filter(|_| read_u16(bytes, 4) == Some(1))?;
+    bytes.get(at..at + 4).map(|_| at + 4)
+}
+
+/// Messages by key.
+#[derive(Debug)]
+pub struct Cache {
+    hasher: RandomState,
+    shards: Box<[Mutex<Shard>]>,
+}
+
+type Shard = HashMap<Key, Arc<Stored>>;
+
+impl Default for Cache {
+    fn default() -> Self {
+        let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
+        Self { hasher: RandomState::new(), shards }
+    }
+}
+
+impl Cache {
+    fn shard(&self, key: &Key) -> MutexGuard<'_, Shard> {
+        let at = usize::try_from(self.hasher.hash_one(key) % SHARDS as u64).unwrap_or(0);
+        self.shards[at].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is known, whether it still holds or not.
+    pub fn get(&self, key: &Key) -> Option<Arc<Stored>> {
+        self.shard(key).get(key).cloned()
+    }
+
+    /// Remembers a message. Something else is forgotten if there is no room.
+    pub fn insert(&self, key: Key, stored: Arc<Stored>) {
+        let now = stored.received;
+        let mut shard = self.shard(&key);
+        if shard.len() >= MOST_PER_SHARD && !shard.contains_key(&key) {
+            let old = shard.iter().find(|(_, known)| !known.is_fresh(now));
+            // The order of a HashMap is as good as chance.
+            let victim = old.or_else(|| shard.iter().next()).map(|(key, _)| key.clone());
+            victim.and_then(|victim| shard.remove(&victim));
+        }
+        shard.insert(key, stored);
+    }
+
+    /// Forgets everything, because other servers may say something else.
+    pub fn clear(&self) {
+        for shard in &self.shards {
+            shard.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        }
+    }
+
+    /// How many answers there are.
+    pub fn len(&self) -> usize {
+        let lock = |shard: &Mutex<HashMap<_, _>>| {
+            shard.lock().unwrap_or_else(PoisonError::into_inner).len()
+        };
+        self.shards.iter().map(lock).sum()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{message, seconds};
+
+    #[test]
+    fn how_long_it_holds() {
+        let cases = [
+            ("the shortest of the answers", "answer 60, answer 30", Some(30)),
+            ("no longer than we like", "answer 999999", Some(3600)),
+            ("an absence as its authority says", "soa 300 60", Some(60)),
+            ("an absence no longer than its record", "soa 20 60", Some(20)),
+            ("a missing name", "nxdomain, soa 300 60", Some(60)),
+            ("an absence without authority", "", Some(0)),
+            ("a failure", "servfail", Some(1)),
+            ("damage", "answer 60, cut 3", None),
+            ("more records promised", "answer 60, claim 3", None),
+        ];
+        for (name, given, want) in cases {
+            let stored = Stored::read(&message(given), &CacheRule::default(), Instant::now());
+            assert_eq!(stored.map(|stored| stored.lifetime), want.map(seconds), "{name}");
+        }
+    }
+
+    #[test]
+    fn room_is_bounded() {
+        let cache = Cache::default();
+        let stored = Stored::read(&message("answer 60"), &CacheRule::default(), Instant::now());
+        let stored = Arc::new(stored.unwrap());
+        for n in 0..50_000_u32 {
+            let name = n.to_be_bytes().into();
+            cache.insert(Key { name, kind: 1, dnssec: false, unchecked: false }, stored.clone());
+        }
+        assert!(cache.len() <= SHARDS * MOST_PER_SHARD && cache.len() > 10_000, "{}", cache.len());
+        cache.clear();
+        assert!(cache.is_empty());
+    }
+}

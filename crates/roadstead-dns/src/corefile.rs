@@ -1,0 +1,399 @@
+//! Reads the part of CoreDNS' configuration language that clusters use.
+//!
+//! `parse` makes a tree of directives, `read` gives each its meaning. What is not understood is
+//! refused with its line, because a rule that is silently left out is worse than none.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use roadstead_zone::name::Name;
+use roadstead_zone::zone::{Namespaces, PodNames, Reverse, Settings};
+
+use self::parse::Directive;
+use crate::setup::{Block, CacheRule, FallThrough, Forward, Hosts, Rewrite, Setup};
+use crate::upstream::{Options, Policy, Upstreams};
+
+pub mod parse;
+
+/// What is wrong with a configuration, and where.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {reason}")]
+pub struct CorefileError {
+    /// Counted from 1.
+    pub line: usize,
+    /// What is wrong.
+    pub reason: String,
+}
+
+type Outcome<T> = Result<T, CorefileError>;
+
+/// The meaning of a configuration.
+#[derive(Debug)]
+pub struct Corefile {
+    /// What is done with which names.
+    pub setup: Setup,
+    /// The cluster's zone; `None` if it is not served.
+    pub settings: Option<Settings>,
+    /// Which Services are served, as a selector.
+    pub service_selector: Option<String>,
+    /// Which namespaces are served, as a selector.
+    pub namespace_selector: Option<String>,
+    /// The port to listen on.
+    pub port: u16,
+    /// Where to say that the server lives.
+    pub health: Option<SocketAddr>,
+    /// Where to say that the server is ready.
+    pub ready: Option<SocketAddr>,
+    /// Where to show what was counted.
+    pub metrics: Option<SocketAddr>,
+}
+
+/// How files are read, such as `/etc/resolv.conf`.
+pub type ReadFile<'a> = &'a dyn Fn(&str) -> std::io::Result<String>;
+
+/// Reads a configuration.
+pub fn read(text: &str, compat: bool, file: ReadFile<'_>) -> Outcome<Corefile> {
+    let setup = Setup { blocks: Vec::new(), udp_size: 1232, coredns_compat: compat };
+    let mut reader = Reader {
+        file,
+        port: None,
+        corefile: Corefile {
+            setup,
+            settings: None,
+            service_selector: None,
+            namespace_selector: None,
+            port: 53,
+            health: None,
+            ready: None,
+            metrics: None,
+        },
+    };
+    let blocks = parse::parse(text)?;
+    if blocks.is_empty() {
+        return Err(CorefileError { line: 1, reason: "there is no server block".into() });
+    }
+    for block in &blocks {
+        reader.block(block)?;
+    }
+    let mut corefile = reader.corefile;
+    corefile.port = reader.port.unwrap_or(53);
+    if let Some(settings) = &mut corefile.settings {
+        settings.coredns_compat = compat;
+    }
+    Ok(corefile)
+}
+
+struct Reader<'a> {
+    file: ReadFile<'a>,
+    port: Option<u16>,
+    corefile: Corefile,
+}
+
+impl Reader<'_> {
+    fn block(&mut self, directive: &Directive) -> Outcome<()> {
+        let mut block = Block { fixed_order: true, ..Block::default() };
+        for word in &directive.words {
+            let (zone, port) = self.zone_and_port(directive, word)?;
+            if self.port.replace(port).is_some_and(|known| known != port) {
+                return Err(directive.wrong("all server blocks must have the same port"));
+            }
+            if self.corefile.setup.blocks.iter().any(|block| block.zones.contains(&zone)) {
+                return Err(directive.wrong(format!("zone {word} is there twice")));
+            }
+            block.zones.push(zone);
+        }
+        for plugin in &directive.body {
+            self.plugin(plugin, &mut block)?;
+        }
+        self.corefile.setup.blocks.push(block);
+        Ok(())
+    }
+
+    /// `example.org:53`, `.`, `dns://example.org`.
+    fn zone_and_port(&self, directive: &Directive, word: &str) -> Outcome<(Name, u16)> {
+        let rest = word.strip_prefix("dns://").unwrap_or(word);
+        if rest.contains("://") {
+            return Err(directive.wrong(format!("{word}: only plain DNS is served")));
+        }
+        let (zone, port) = match rest.rsplit_once(':') {
+            None => (rest, 53),
+            Some((zone, port)) => {
+                let port =
+                    port.parse().map_err(|_| directive.wrong(format!("{word}: not a port")))?;
+                (zone, port)
+            }
+        };
+        Ok((directive.zone(zone)?, port))
+    }
+
+    fn plugin(&mut self, directive: &Directive, block: &mut Block) -> Outcome<()> {
+        let corefile = &mut self.corefile;
+        match directive.name() {
+            // Errors are always logged, with less noise than a setting could choose.
+            "errors" => {}
+            "log" => block.log = true,
+            "health" => corefile.health = Some(directive.address(8080)?),
+            "ready" => corefile.ready = Some(directive.address(8181)?),
+            "prometheus" => corefile.metrics = Some(directive.address(9153)?),
+            // The guard is always on; a loop takes an upstream out rather than the process down.
+            "loop" => {}
+            // Changes are always looked for.
+            "reload" => {}
+            "loadbalance" => block.fixed_order = !load_balance(directive)?,
+            "cache" => block.cache = Some(cache(directive)?),
+            "hosts" => block.hosts = Some(self.hosts(directive, &block.zones)?),
+            "rewrite" => block.rewrites.push(rewrite(directive)?),
+            "forward" => block.forwards.push(self.forward(directive)?),
+            "kubernetes" => {
+                let (settings, fall_through) = self.kubernetes(directive, &block.zones)?;
+                if self.corefile.settings.replace(settings).is_some() {
+                    return Err(directive.wrong("only one kubernetes zone is served"));
+                }
+                block.kubernetes = Some(fall_through);
+            }
+            other => return Err(directive.wrong(format!("unknown plugin {other:?}"))),
+        }
+        Ok(())
+    }
+
+    fn kubernetes(
+        &mut self,
+        directive: &Directive,
+        zones: &[Name],
+    ) -> Outcome<(Settings, FallThrough)> {
+        let given = directive.words[1..].iter().map(|zone| directive.zone(zone));
+        let mut given: Vec<Name> = given.collect::<Outcome<_>>()?;
+        if given.is_empty() {
+            given = zones.to_vec();
+        }
+        let is_reverse = |name: &Name| {
+            let text = name.to_string().to_lowercase();
+            text.ends_with("in-addr.arpa.") || text.ends_with("ip6.arpa.")
+        };
+        let (reverse, mut own): (Vec<_>, Vec<_>) = given.into_iter().partition(is_reverse);
+        let origin = own.pop().ok_or_else(|| directive.wrong("there is no zone for Services"))?;
+        if !own.is_empty() {
+            return Err(directive.wrong("only one zone for Services is served"));
+        }
+        let mut settings = Settings::new(&origin);
+        // As CoreDNS: 5 seconds for everything, unless `ttl` says otherwise.
+        set_lifetimes(&mut settings, 5);
+        settings.pods = PodNames::Disabled;
+        let mut fall_through = FallThrough::default();
+        let all: Vec<Name> = reverse.iter().cloned().chain([origin]).collect();
+        for option in &directive.body {
+            self.kubernetes_option(option, &mut settings, (&mut fall_through, &all))?;
+        }
+        settings.reverse =
+            match (reverse.first(), reverse.iter().any(|z| fall_through.covers(z.wire()))) {
+                (None, _) => Reverse::NotServed,
+                (Some(_), true) => Reverse::FallThrough,
+                (Some(_), false) => Reverse::Authoritative,
+            };
+        Ok((settings, fall_through))
+    }
+
+    fn kubernetes_option(
+        &mut self,
+        option: &Directive,
+        settings: &mut Settings,
+        (fall_through, zones): (&mut FallThrough, &[Name]),
+    ) -> Outcome<()> {
+        match option.name() {
+            "pods" => {
+                settings.pods = match option.only()? {
+                    "disabled" => PodNames::Disabled,
+                    "insecure" => PodNames::Insecure,
+                    "verified" => PodNames::Verified,
+                    other => return Err(option.wrong(format!("pods {other}: not a mode"))),
+                }
+            }
+            "ttl" => {
+                let seconds: u32 = option.number()?;
+                if seconds > 3600 {
+                    return Err(option.wrong("ttl must be between 0 and 3600"));
+                }
+                set_lifetimes(settings, seconds);
+            }
+            "fallthrough" => *fall_through = option.fall_through(zones)?,
+            "endpoint_pod_names" => settings.endpoint_pod_names = true,
+            "ignore" if option.only()? == "empty_service" => settings.ignore_empty_services = true,
+            "namespaces" => {
+                settings.namespaces =
+                    Namespaces::Listed(option.words[1..].iter().cloned().collect());
+            }
+            "namespace_labels" => {
+                self.corefile.namespace_selector = Some(option.words[1..].join(" "));
+                settings.namespaces = Namespaces::Seen;
+            }
+            "labels" => self.corefile.service_selector = Some(option.words[1..].join(" ")),
+            "startup_timeout" | "apiserver_qps" | "apiserver_burst" | "apiserver_max_inflight" => {}
+            "endpoint" | "tls" | "kubeconfig" => {
+                return Err(option.wrong(format!(
+                    "{}: which cluster to follow is said by --kubeconfig",
+                    option.name()
+                )));
+            }
+            other => return Err(option.wrong(format!("kubernetes: unknown option {other:?}"))),
+        }
+        Ok(())
+    }
+
+    fn hosts(&self, directive: &Directive, zones: &[Name]) -> Outcome<Hosts> {
+        let mut hosts = Hosts { lifetime: 3600, ..Hosts::default() };
+        let mut reverse = true;
+        for entry in &directive.body {
+            match entry.name() {
+                "fallthrough" => hosts.fall_through = Some(entry.fall_through(zones)?),
+                "ttl" => hosts.lifetime = entry.number()?,
+                "no_reverse" => reverse = false,
+                "reload" => {}
+                first if first.parse::<IpAddr>().is_ok() => hosts.read_line(&entry.words.join(" ")),
+                other => return Err(entry.wrong(format!("hosts: unknown option {other:?}"))),
+            }
+        }
+        // Without a table of its own it is the machine's.
+        let path = directive.words.get(1).map_or("/etc/hosts", String::as_str);
+        if directive.words.len() > 1 || hosts.addresses.is_empty() {
+            let text = (self.file)(path).map_err(|e| directive.wrong(format!("{path}: {e}")))?;
+            text.lines().for_each(|line| hosts.read_line(line));
+        }
+        if !reverse {
+            hosts.names = HashMap::new();
+        }
+        Ok(hosts)
+    }
+
+    fn forward(&self, directive: &Directive) -> Outcome<Forward> {
+        let [_, from, to @ ..] = directive.words.as_slice() else {
+            return Err(directive.wrong("forward needs a zone and upstreams"));
+        };
+        let mut servers = Vec::new();
+        for word in to {
+            servers.extend(self.upstream(directive, word)?);
+        }
+        if servers.is_empty() || servers.len() > 15 {
+            return Err(directive.wrong("forward needs between 1 and 15 upstreams"));
+        }
+        // As CoreDNS.
+        let mut options = Options { policy: Policy::Random, ..Options::default() };
+        let mut except = Vec::new();
+        for option in &directive.body {
+            match option.name() {
+                "except" => {
+                    for zone in &option.words[1..] {
+                        except.push(option.zone(zone)?);
+                    }
+                }
+                "force_tcp" => options.force_tcp = true,
+                "prefer_udp" | "expire" | "health_check" | "failfast_all_unhealthy_upstreams" => {}
+                "max_fails" => options.max_fails = option.number()?,
+                "max_concurrent" => options.most = option.number()?,
+                "read_timeout" => options.timeout = option.duration()?,
+                "policy" => {
+                    options.policy = match option.only()? {
+                        "random" => Policy::Random,
+                        "round_robin" => Policy::RoundRobin,
+                        "sequential" => Policy::Sequential,
+                        other => return Err(option.wrong(format!("policy {other}: unknown"))),
+                    }
+                }
+                other => return Err(option.wrong(format!("forward: unknown option {other:?}"))),
+            }
+        }
+        let upstreams = Arc::new(Upstreams::new(servers, options));
+        Ok(Forward { from: directive.zone(from)?, except, upstreams })
+    }
+
+    /// An address, or a file in the form of resolv.conf.
+    fn upstream(&self, directive: &Directive, word: &str) -> Outcome<Vec<SocketAddr>> {
+        if word.starts_with("tls://") || word.starts_with("https://") || word.starts_with("quic://")
+        {
+            return Err(directive.wrong(format!("{word}: only plain DNS is spoken to upstreams")));
+        }
+        let plain = word.strip_prefix("dns://").unwrap_or(word);
+        if let Ok(address) = plain.parse::<IpAddr>() {
+            return Ok(vec![(address, 53).into()]);
+        }
+        if let Ok(address) = plain.parse::<SocketAddr>() {
+            return Ok(vec![address]);
+        }
+        let text = (self.file)(plain).map_err(|e| directive.wrong(format!("{plain}: {e}")))?;
+        Ok(name_servers(&text))
+    }
+}
+
+/// The servers in a resolv.conf.
+pub fn name_servers(text: &str) -> Vec<SocketAddr> {
+    let words = text.lines().filter_map(|line| line.trim().strip_prefix("nameserver"));
+    let first = words.filter_map(|rest| rest.split_whitespace().next());
+    first.filter_map(|word| word.parse::<IpAddr>().ok()).map(|ip| (ip, 53).into()).collect()
+}
+
+fn set_lifetimes(settings: &mut Settings, seconds: u32) {
+    settings.lifetimes.cluster_ip = seconds;
+    settings.lifetimes.endpoint = seconds;
+    settings.lifetimes.negative = seconds;
+    settings.lifetimes.negative_below_service = seconds;
+}
+
+fn load_balance(directive: &Directive) -> Outcome<bool> {
+    match directive.words.get(1).map_or("round_robin", String::as_str) {
+        "round_robin" => Ok(true),
+        other => Err(directive.wrong(format!("loadbalance {other}: unknown policy"))),
+    }
+}
+
+fn cache(directive: &Directive) -> Outcome<CacheRule> {
+    let mut rule = CacheRule { stale: Duration::ZERO, ..CacheRule::default() };
+    if let Some(Ok(seconds)) = directive.words.get(1).map(|word| word.parse::<u64>()) {
+        rule.success = Duration::from_secs(seconds);
+        rule.denial = Duration::from_secs(seconds);
+    }
+    for option in &directive.body {
+        let longest = || match option.words.get(2) {
+            None => Ok(None),
+            Some(word) => option.parse_duration(word).map(Some),
+        };
+        match option.name() {
+            "success" => rule.success = longest()?.unwrap_or(rule.success),
+            "denial" => rule.denial = longest()?.unwrap_or(rule.denial),
+            "serve_stale" => {
+                rule.stale = match option.words.get(1) {
+                    None => Duration::from_secs(3600),
+                    Some(word) => option.parse_duration(word)?,
+                }
+            }
+            // Names of the cluster are never remembered, so there is nothing to disable.
+            "disable" | "prefetch" | "servfail" | "keepttl" => {}
+            other => return Err(option.wrong(format!("cache: unknown option {other:?}"))),
+        }
+    }
+    Ok(rule)
+}
+
+fn rewrite(directive: &Directive) -> Outcome<Rewrite> {
+    let mut words = directive.words[1..].iter().map(String::as_str).peekable();
+    words.next_if(|word| matches!(*word, "stop" | "continue"));
+    if words.next() != Some("name") {
+        return Err(directive.wrong("only `rewrite name` is understood"));
+    }
+    const KINDS: [&str; 5] = ["exact", "prefix", "suffix", "substring", "regex"];
+    let kind = words.next_if(|word| KINDS.contains(word)).unwrap_or("exact");
+    let (Some(from), Some(to)) = (words.next(), words.next()) else {
+        return Err(directive.wrong("rewrite name needs two names"));
+    };
+    let (from_text, to_text) = (from.to_lowercase(), to.to_lowercase());
+    match kind {
+        "exact" => Ok(Rewrite::Exact(directive.zone(from)?, directive.zone(to)?)),
+        "prefix" => Ok(Rewrite::Prefix(from_text, to_text)),
+        "suffix" => Ok(Rewrite::Suffix(from_text, to_text)),
+        "substring" => Ok(Rewrite::Substring(from_text, to_text)),
+        other => Err(directive.wrong(format!("rewrite name {other}: not understood"))),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,157 @@
+//! Configurations and what they mean.
+
+use super::*;
+
+/// What kubeadm installs.
+const STOCK: &str = "\
+.:53 {
+    errors
+    health {
+       lameduck 5s
+    }
+    ready
+    kubernetes cluster.local in-addr.arpa ip6.arpa {
+       pods insecure
+       fallthrough in-addr.arpa ip6.arpa
+       ttl 30
+    }
+    prometheus :9153
+    forward . /etc/resolv.conf {
+       max_concurrent 1000
+    }
+    cache 30 {
+       disable success cluster.local
+       disable denial cluster.local
+    }
+    loop
+    reload
+    loadbalance
+}
+";
+
+fn file(path: &str) -> std::io::Result<String> {
+    match path {
+        "/etc/resolv.conf" => Ok("search lan\nnameserver 192.0.2.53\nnameserver fd00::53\n".into()),
+        "/etc/hosts" => Ok("127.0.0.1 localhost # me\n".into()),
+        _ => Err(std::io::ErrorKind::NotFound.into()),
+    }
+}
+
+fn parsed(text: &str) -> Result<Corefile, String> {
+    read(text, false, &file).map_err(|error| error.to_string())
+}
+
+#[test]
+fn the_stock_configuration() {
+    let corefile = parsed(STOCK).unwrap();
+    let settings = corefile.settings.unwrap();
+    assert_eq!(settings.origin, Name::parse("cluster.local").unwrap());
+    assert_eq!((settings.pods, settings.reverse), (PodNames::Insecure, Reverse::FallThrough));
+    assert_eq!(settings.lifetimes.cluster_ip, 30);
+    let addresses = [corefile.health, corefile.ready, corefile.metrics];
+    let ports = addresses.map(|address| address.map(|address| address.port()));
+    assert_eq!(ports, [Some(8080), Some(8181), Some(9153)]);
+    assert_eq!(corefile.port, 53);
+    let block = &corefile.setup.blocks[0];
+    assert!(!block.fixed_order && !block.log && block.kubernetes.is_some());
+    let servers: Vec<_> = block.forwards[0].upstreams.addresses().collect();
+    assert_eq!(servers, ["192.0.2.53:53".parse().unwrap(), "[fd00::53]:53".parse().unwrap()]);
+    let seconds = Duration::from_secs;
+    assert_eq!(
+        block.cache.unwrap(),
+        CacheRule { success: seconds(30), denial: seconds(30), stale: seconds(0) }
+    );
+}
+
+#[test]
+fn what_is_refused() {
+    let cases = [
+        ("", "line 1: there is no server block"),
+        ("errors", "line 1: a server block with rules in braces is expected"),
+        (".:53 {\n errors", "line 1: the brace that is opened here is not closed"),
+        (".:53 {\n errors\n}\n}", "line 4: a closing brace without an opening one"),
+        (".:53 {\n errors } x\n}", "line 2: a brace in the middle of a line"),
+        (".:53 {\n errors\n} x", "line 3: nothing may follow a closing brace"),
+        (".:53 {\n\n errors\n whoami\n}", "line 4: unknown plugin \"whoami\""),
+        (".:53 {\n import x\n}", "line 2: unknown plugin \"import\""),
+        (".:x {\n errors\n}", "line 1: .:x: not a port"),
+        ("tls://. {\n errors\n}", "line 1: tls://.: only plain DNS is served"),
+        (
+            ".:53 {\n errors\n}\na:54 {\n errors\n}",
+            "line 4: all server blocks must have the same port",
+        ),
+        (".:53 {\n errors\n}\n. {\n errors\n}", "line 4: zone . is there twice"),
+        ("a..b {\n errors\n}", "line 1: \"a..b\" is not a domain name"),
+        (".:53 {\n forward .\n}", "line 2: forward needs between 1 and 15 upstreams"),
+        (
+            ".:53 {\n forward . tls://1.1.1.1\n}",
+            "line 2: tls://1.1.1.1: only plain DNS is spoken to upstreams",
+        ),
+        (".:53 {\n forward . /no/file\n}", "line 2: /no/file: entity not found"),
+        (".:53 {\n forward . 1.1.1.1 {\n  policy best\n }\n}", "line 3: policy best: unknown"),
+        (
+            ".:53 {\n forward . 1.1.1.1 {\n  speed\n }\n}",
+            "line 3: forward: unknown option \"speed\"",
+        ),
+        (".:53 {\n kubernetes a b\n}", "line 2: only one zone for Services is served"),
+        (".:53 {\n kubernetes in-addr.arpa\n}", "line 2: there is no zone for Services"),
+        (".:53 {\n kubernetes a {\n  pods maybe\n }\n}", "line 3: pods maybe: not a mode"),
+        (".:53 {\n kubernetes a {\n  ttl 9999\n }\n}", "line 3: ttl must be between 0 and 3600"),
+        (
+            ".:53 {\n kubernetes a {\n  endpoint x\n }\n}",
+            "line 3: endpoint: which cluster to follow is said by --kubeconfig",
+        ),
+        (".:53 {\n cache {\n  serve_stale soon\n }\n}", "line 3: soon: not a duration"),
+        (".:53 {\n rewrite type ANY HINFO\n}", "line 2: only `rewrite name` is understood"),
+        (".:53 {\n rewrite name regex a b\n}", "line 2: rewrite name regex: not understood"),
+        (".:53 {\n health nowhere\n}", "line 2: nowhere: not an address with a port"),
+        (".:53 {\n log \"x\n}", "line 2: a quotation mark is not closed"),
+        (".:53 {\n loadbalance weighted f\n}", "line 2: loadbalance weighted: unknown policy"),
+    ];
+    for (text, want) in cases {
+        assert_eq!(parsed(text).map(|_| ()).unwrap_err(), want, "{text}");
+    }
+}
+
+#[test]
+fn what_is_understood() {
+    let corefile = parsed(
+        "# a comment\nacme.local:53, eu.acme.local:53 {\n  forward . 192.0.2.1:5353 192.0.2.2 {\n    \
+         policy sequential\n    max_fails 0\n    except x.acme.local\n  }\n}\n\
+         .:53 {\n  log\n  hosts {\n    192.0.2.9 db.corp db\n    ttl 60\n    fallthrough\n  }\n  \
+         rewrite stop name suffix .old.corp .new.corp answer auto\n  rewrite name a.corp b.corp\n  \
+         cache {\n    success 100 1h30m\n    denial 5 10\n    serve_stale\n  }\n  \
+         kubernetes k8s.example {\n    namespaces a b\n    labels app=web\n    ignore empty_service\n    \
+         endpoint_pod_names\n    pods verified\n  }\n}\n",
+    );
+    let corefile = corefile.unwrap();
+    let [acme, root] = corefile.setup.blocks.as_slice() else { panic!("two blocks") };
+    assert_eq!((acme.zones.len(), acme.forwards[0].except.len()), (2, 1));
+    assert!(acme.fixed_order && acme.kubernetes.is_none() && root.log);
+    let hosts = root.hosts.as_ref().unwrap();
+    assert_eq!((hosts.addresses.len(), hosts.lifetime), (2, 60));
+    assert!(hosts.fall_through.as_ref().unwrap().covers(b"\x01x\0"));
+    assert_eq!(root.rewrites.len(), 2);
+    let cache = root.cache.unwrap();
+    assert_eq!(cache.success, Duration::from_secs(5400));
+    assert_eq!((cache.denial, cache.stale), (Duration::from_secs(10), Duration::from_secs(3600)));
+    let settings = corefile.settings.unwrap();
+    assert_eq!(settings.reverse, Reverse::NotServed);
+    assert!(settings.ignore_empty_services && settings.endpoint_pod_names);
+    assert_eq!(settings.pods, PodNames::Verified);
+    let listed = ["a", "b"].map(str::to_owned).into();
+    assert_eq!(settings.namespaces, Namespaces::Listed(listed));
+    assert_eq!(corefile.service_selector.as_deref(), Some("app=web"));
+}
+
+#[test]
+fn the_way_back_follows_fallthrough() {
+    let reverse = |options: &str| {
+        let text = format!(".:53 {{\n kubernetes c in-addr.arpa {{\n {options}\n }}\n}}");
+        parsed(&text).unwrap().settings.unwrap().reverse
+    };
+    assert_eq!(reverse("pods insecure"), Reverse::Authoritative);
+    assert_eq!(reverse("fallthrough"), Reverse::FallThrough);
+    assert_eq!(reverse("fallthrough in-addr.arpa"), Reverse::FallThrough);
+    assert_eq!(reverse("fallthrough c"), Reverse::Authoritative);
+}

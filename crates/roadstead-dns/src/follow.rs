@@ -1,0 +1,329 @@
+//! Keeps the zone equal to the cluster.
+//!
+//! Changes that arrive together are published together. When the choice of what is watched
+//! changes, a new zone is built beside the old one, which goes on answering until the new one is
+//! complete.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use futures::stream::{self, BoxStream, StreamExt};
+use k8s_openapi::api::core::v1::{Namespace, Pod, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::{Api, Client, Resource, ResourceExt};
+use roadstead_api::key::ObjectKey;
+use roadstead_watch::informer::{Selection, key_of};
+use roadstead_watch::lean::{LeanChange, lean, version_of};
+use roadstead_zone::zone::{Keeper, PodNames, Settings, Zone};
+use serde_json::Value;
+use tokio::sync::watch;
+use tracing::info;
+
+use crate::agent::Programmed;
+use crate::metrics::Metrics;
+use crate::publish::Published;
+
+/// How many changes are taken in before they are published.
+const CHUNK: usize = 256;
+const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
+
+/// What to watch, and what to make of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    pub settings: Settings,
+    pub service_selector: Option<String>,
+    pub namespace_selector: Option<String>,
+}
+
+impl Wanted {
+    /// Whether other objects have to be read, or the same ones again.
+    fn needs_relist(&self, other: &Self) -> bool {
+        let shape = |wanted: &Self| {
+            let settings = &wanted.settings;
+            let verified = settings.pods == PodNames::Verified;
+            let names = (settings.endpoint_pod_names, settings.origin.clone());
+            (verified, names, wanted.service_selector.clone(), wanted.namespace_selector.clone())
+        };
+        shape(self) != shape(other)
+    }
+}
+
+/// One change of any kind.
+enum Change {
+    Namespace(Box<LeanChange<Namespace>>),
+    Service(Box<LeanChange<Service>>),
+    Slice(Box<LeanChange<EndpointSlice>>),
+    Pod(Box<LeanChange<Pod>>),
+}
+
+/// Writes what the watch shows into the zone.
+pub(crate) struct Follower {
+    pub client: Client,
+    pub zone: Arc<Published<Zone>>,
+    pub published: watch::Sender<Programmed>,
+    pub services: watch::Sender<u64>,
+    pub metrics: Arc<Metrics>,
+    pub wanted: watch::Receiver<Wanted>,
+}
+
+impl Follower {
+    /// Follows the cluster until the sender of `wanted` is gone.
+    pub async fn run(mut self) {
+        let mut wanted = self.wanted.borrow_and_update().clone();
+        loop {
+            let mut state = State::new(wanted.clone(), self.zone.get().serial());
+            let mut changes = self.watch(&wanted).ready_chunks(CHUNK);
+            wanted = loop {
+                tokio::select! {
+                    Some(chunk) = changes.next() => self.take_in(&mut state, chunk),
+                    changed = self.wanted.changed() => {
+                        if changed.is_err() {
+                            return;
+                        }
+                        let new = self.wanted.borrow_and_update().clone();
+                        if new.needs_relist(&wanted) {
+                            break new;
+                        }
+                        state.keeper.configure(new.settings.clone());
+                        wanted = new;
+                        self.publish(&state);
+                    }
+                }
+            };
+        }
+    }
+
+    fn watch(&self, wanted: &Wanted) -> BoxStream<'static, Change> {
+        let selected = |labels: Option<&String>| {
+            labels.map_or(Selection::all(), |labels| Selection::all().labels(labels))
+        };
+        let services = selected(wanted.service_selector.as_ref());
+        let namespaces = selected(wanted.namespace_selector.as_ref());
+        let mut all = vec![
+            self.follow(namespaces).map(|change| Change::Namespace(Box::new(change))).boxed(),
+            self.follow(services).map(|change| Change::Service(Box::new(change))).boxed(),
+            self.follow(selected(None)).map(|change| Change::Slice(Box::new(change))).boxed(),
+        ];
+        if wanted.settings.pods == PodNames::Verified {
+            all.push(
+                self.follow(selected(None)).map(|change| Change::Pod(Box::new(change))).boxed(),
+            );
+        }
+        stream::select_all(all).boxed()
+    }
+
+    fn follow<K>(&self, selection: Selection) -> BoxStream<'static, LeanChange<K>>
+    where
+        K: Resource<DynamicType = ()> + serde::de::DeserializeOwned + Send + 'static,
+    {
+        lean(Api::all(self.client.clone()), selection)
+    }
+
+    fn take_in(&self, state: &mut State, chunk: Vec<Change>) {
+        let mut since = Vec::new();
+        for change in chunk {
+            since.extend(state.observe(change));
+        }
+        if state.is_complete() && !state.keeper.zone().synced() {
+            state.keeper.set_synced();
+            info!("all names are known");
+        }
+        self.publish(state);
+        for duration in since {
+            self.metrics.programming.observe(duration, 1);
+        }
+    }
+
+    fn publish(&self, state: &State) {
+        let complete = state.keeper.zone().synced();
+        // A zone that is being rebuilt must not take the place of a complete one.
+        if complete || !self.zone.get().synced() {
+            self.zone.publish(state.keeper.snapshot());
+        }
+        self.services.send_if_modified(|services| {
+            let changed = *services < state.services;
+            *services = state.services.max(*services);
+            changed
+        });
+        self.published.send_if_modified(|programmed| {
+            let new = Programmed {
+                ready: programmed.ready || complete,
+                revision: programmed.revision.max(state.revision),
+            };
+            let changed = *programmed != new;
+            *programmed = new;
+            changed
+        });
+    }
+}
+
+/// A zone in the making.
+struct State {
+    keeper: Keeper,
+    /// Which kinds are complete, by their place among the changes.
+    synced: [bool; 4],
+    revision: u64,
+    services: u64,
+    /// The addresses of each pod, to be able to take them back.
+    pods: HashMap<ObjectKey, Vec<IpAddr>>,
+}
+
+impl State {
+    fn new(wanted: Wanted, serial: u32) -> Self {
+        let synced = [false, false, false, wanted.settings.pods != PodNames::Verified];
+        let serial = serial.max(seconds_since_1970());
+        let keeper = Keeper::new(wanted.settings, serial);
+        Self { keeper, synced, revision: 0, services: 0, pods: HashMap::new() }
+    }
+
+    fn is_complete(&self) -> bool {
+        self.synced == [true; 4]
+    }
+
+    /// Takes in a change; returns how long ago its cause was, if the object says so.
+    fn observe(&mut self, change: Change) -> Option<Duration> {
+        match change {
+            Change::Namespace(change) => self.namespace(*change),
+            Change::Service(change) => self.service(*change),
+            Change::Slice(change) => return self.slice(*change),
+            Change::Pod(change) => match *change {
+                LeanChange::Set(object) => self.pod(&object),
+                LeanChange::Gone(key, _) => self.forget_pod(&key),
+                LeanChange::Synced => self.synced[3] = true,
+            },
+        }
+        None
+    }
+
+    fn namespace(&mut self, change: LeanChange<Namespace>) {
+        match change {
+            LeanChange::Set(object) => {
+                self.keeper.observe_namespace(&object.name_any());
+                self.saw(version_of(&object));
+            }
+            LeanChange::Gone(key, version) => {
+                self.keeper.remove_namespace(&key.name);
+                self.saw(version);
+            }
+            LeanChange::Synced => self.synced[0] = true,
+        }
+    }
+
+    fn service(&mut self, change: LeanChange<Service>) {
+        match change {
+            LeanChange::Set(object) => {
+                self.keeper.observe_service(&object);
+                self.services = self.services.max(version_of(&object));
+                self.saw(version_of(&object));
+            }
+            LeanChange::Gone(key, version) => {
+                self.keeper.remove_service(&key);
+                self.services = self.services.max(version);
+                self.saw(version);
+            }
+            LeanChange::Synced => self.synced[1] = true,
+        }
+    }
+
+    fn slice(&mut self, change: LeanChange<EndpointSlice>) -> Option<Duration> {
+        match change {
+            LeanChange::Set(object) => {
+                self.keeper.observe_slice(&object);
+                self.saw(version_of(&object));
+                return elapsed(object.annotations().get(TRIGGER_TIME)?);
+            }
+            LeanChange::Gone(key, version) => {
+                self.keeper.remove_slice(&key);
+                self.saw(version);
+            }
+            LeanChange::Synced => self.synced[2] = true,
+        }
+        None
+    }
+
+    fn saw(&mut self, version: u64) {
+        self.revision = self.revision.max(version);
+    }
+
+    fn pod(&mut self, pod: &Pod) {
+        let key = key_of(pod);
+        self.forget_pod(&key);
+        let status = pod.status.as_ref();
+        let over = status.and_then(|status| status.phase.as_deref());
+        if matches!(over, Some("Succeeded" | "Failed")) {
+            return;
+        }
+        let addresses = status.and_then(|status| status.pod_ips.as_ref()).into_iter().flatten();
+        let addresses: Vec<IpAddr> = addresses.filter_map(|ip| ip.ip.parse().ok()).collect();
+        for address in &addresses {
+            self.keeper.observe_pod(&key.namespace, *address);
+        }
+        self.pods.insert(key, addresses);
+    }
+
+    fn forget_pod(&mut self, key: &ObjectKey) {
+        for address in self.pods.remove(key).into_iter().flatten() {
+            // Another pod of that namespace may have the address by now.
+            let namespace = |other: &ObjectKey| other.namespace == key.namespace;
+            let mut others = self.pods.iter().filter(|(other, _)| namespace(other));
+            if !others.any(|(_, addresses)| addresses.contains(&address)) {
+                self.keeper.remove_pod(&key.namespace, address);
+            }
+        }
+    }
+}
+
+/// How long ago a time is that an object tells.
+fn elapsed(text: &str) -> Option<Duration> {
+    let then: jiff::Timestamp = text.parse().ok()?;
+    Duration::try_from(jiff::Timestamp::now().duration_since(then)).ok()
+}
+
+/// The time as a serial number.
+pub(crate) fn seconds_since_1970() -> u32 {
+    let elapsed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u32::try_from(elapsed.as_secs()).unwrap_or(u32::MAX)
+}
+
+/// The text of a ConfigMap as it changes; `None` while there is none.
+pub(crate) fn config_map(
+    client: &Client,
+    namespace: &str,
+    name: &str,
+) -> BoxStream<'static, Option<String>> {
+    use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
+    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk("", "v1", "ConfigMap"));
+    let maps: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &resource);
+    let only = Selection::all().fields(&format!("metadata.name={name}"));
+    let name = name.to_owned();
+    let texts = lean(maps, only).filter_map(move |change| {
+        let text = match change {
+            LeanChange::Set(map) if map.name_any() == name => {
+                Some(map.data["data"]["Corefile"].as_str().map(str::to_owned))
+            }
+            LeanChange::Gone(key, _) if key.name == name => Some(None),
+            _ => None,
+        };
+        std::future::ready(text)
+    });
+    texts.boxed()
+}
+
+/// A patch that says which revision is being answered from.
+pub(crate) fn lease(name: &str, revision: u64, now: jiff::Timestamp) -> Value {
+    serde_json::json!({
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {
+            "name": name,
+            "annotations": {"roadstead.dev/programmed-revision": revision.to_string()},
+        },
+        "spec": {
+            "holderIdentity": name,
+            "leaseDurationSeconds": 40,
+            "renewTime": format!("{now:.6}"),
+        },
+    })
+}

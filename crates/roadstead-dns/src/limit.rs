@@ -1,0 +1,139 @@
+//! How many replies strangers get, so that nobody can use us to flood a third party.
+//!
+//! Whoever is on a network of private addresses is no stranger: that is where pods and nodes are.
+//! The others share a budget per network. Beyond it most queries get nothing, and some get a reply
+//! that is no longer than the query and says to come back over TCP, where addresses cannot be
+//! forged.
+
+use std::hash::{BuildHasher, RandomState};
+use std::net::IpAddr;
+use std::time::Instant;
+
+const BUCKETS: usize = 4096;
+
+/// What to do with a stranger's query.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Answer.
+    Answer,
+    /// Say that the answer is too long.
+    Truncate,
+    /// Say nothing.
+    Drop,
+}
+
+/// The budgets as one thread sees them.
+#[derive(Debug)]
+pub struct Limiter {
+    /// Replies per second and network; 0 is without limit.
+    rate: u32,
+    hasher: RandomState,
+    buckets: Box<[Bucket]>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Bucket {
+    network: u64,
+    /// In thousandths of a reply.
+    tokens: u64,
+    since: Instant,
+    refused: u32,
+}
+
+impl Limiter {
+    /// So many replies per second for each network of strangers.
+    pub fn new(rate: u32) -> Self {
+        let bucket = Bucket { network: 0, tokens: 0, since: Instant::now(), refused: 0 };
+        Self { rate, hasher: RandomState::new(), buckets: vec![bucket; BUCKETS].into() }
+    }
+
+    /// Decides about one query.
+    pub fn check(&mut self, peer: IpAddr) -> Verdict {
+        if self.rate == 0 || !is_stranger(peer) {
+            return Verdict::Answer;
+        }
+        self.check_at(peer, Instant::now())
+    }
+
+    fn check_at(&mut self, peer: IpAddr, now: Instant) -> Verdict {
+        let network = self.hasher.hash_one(network(peer));
+        let slot = usize::try_from(network % BUCKETS as u64).unwrap_or(0);
+        let bucket = &mut self.buckets[slot];
+        let full = u64::from(self.rate) * 1000;
+        if bucket.network != network {
+            *bucket = Bucket { network, tokens: full, since: now, refused: 0 };
+        }
+        let elapsed = now.saturating_duration_since(bucket.since).as_millis();
+        let earned = u64::try_from(elapsed).unwrap_or(u64::MAX).saturating_mul(self.rate.into());
+        if earned > 0 {
+            bucket.tokens = bucket.tokens.saturating_add(earned).min(full);
+            bucket.since = now;
+        }
+        if bucket.tokens >= 1000 {
+            bucket.tokens -= 1000;
+            return Verdict::Answer;
+        }
+        bucket.refused = bucket.refused.wrapping_add(1);
+        if bucket.refused.is_multiple_of(4) { Verdict::Truncate } else { Verdict::Drop }
+    }
+}
+
+/// Forged addresses come by the network.
+fn network(peer: IpAddr) -> u64 {
+    match peer {
+        IpAddr::V4(address) => u64::from(u32::from(address) >> 8),
+        IpAddr::V6(address) => u64::try_from(u128::from(address) >> 72).unwrap_or(0) | 1 << 63,
+    }
+}
+
+fn is_stranger(peer: IpAddr) -> bool {
+    match peer {
+        IpAddr::V4(address) => {
+            let [first, second, ..] = address.octets();
+            let shared = first == 100 && (64..128).contains(&second);
+            !(address.is_private() || address.is_loopback() || address.is_link_local() || shared)
+        }
+        IpAddr::V6(address) => {
+            !(address.is_loopback() || address.is_unique_local() || address.is_unicast_link_local())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn strangers() {
+        for (address, stranger) in [
+            ("10.1.2.3", false),
+            ("127.0.0.1", false),
+            ("192.168.1.1", false),
+            ("100.64.0.1", false),
+            ("fd00::1", false),
+            ("198.51.100.7", true),
+            ("2001:db8::1", true),
+        ] {
+            assert_eq!(is_stranger(address.parse().unwrap()), stranger, "{address}");
+        }
+    }
+
+    #[test]
+    fn a_network_has_a_budget() {
+        let mut limiter = Limiter::new(10);
+        let start = Instant::now();
+        let mut count = |last: u8, after: u64| {
+            let now = start + Duration::from_secs(after);
+            let peer = IpAddr::from([198, 51, 100, last]);
+            let verdicts: Vec<_> = (0..100).map(|_| limiter.check_at(peer, now)).collect();
+            let count = |wanted| verdicts.iter().filter(|verdict| **verdict == wanted).count();
+            (count(Verdict::Answer), count(Verdict::Truncate), count(Verdict::Drop))
+        };
+        assert_eq!(count(1, 0), (10, 22, 68), "a second's worth, then silence");
+        assert_eq!(count(2, 0).0, 0, "neighbours share");
+        assert_eq!(count(3, 1).0, 10, "a second later");
+        let peer = IpAddr::from([10, 0, 0, 1]);
+        assert!((0..100).all(|_| limiter.check(peer) == Verdict::Answer), "no stranger");
+    }
+}

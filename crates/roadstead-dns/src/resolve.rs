@@ -1,0 +1,294 @@
+//! Answers that need other servers: remembered, shared, and old ones if there are no new ones.
+//!
+//! Clients that ask the same at the same time share one question to the outside. That is also why
+//! a loop of servers cannot multiply queries: the one that comes back waits for itself.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use roadstead_zone::answer::{End, RecordType};
+use roadstead_zone::name::{find_suffix, labels};
+use roadstead_zone::zone::Zone;
+use tokio::sync::watch;
+use tokio::time;
+use tracing::error;
+
+use crate::cache::{Cache, Key, Stored};
+use crate::message::{NameBuffer, Query};
+use crate::metrics::Counters;
+use crate::publish::Published;
+use crate::respond::{Context, MAX_REPLY, Response, Stage, Transport, key, respond};
+use crate::setup::{CacheRule, Setup};
+use crate::upstream::{Failure, Upstreams, query as query_for};
+
+/// How long a client waits before it gets an old answer (RFC 8767).
+const PATIENCE: Duration = Duration::from_millis(1800);
+/// Below this name we ask our upstreams for names that only we know.
+const GUARD: &[u8] = b"\x04loop\x09roadstead\0";
+/// The type that is asked for; nobody else uses it.
+const HINFO: u16 = 13;
+
+type Outcome = Result<Arc<Stored>, Failure>;
+
+/// What every socket needs.
+#[derive(Debug)]
+pub struct Resolver {
+    /// The cluster's names.
+    pub zone: Arc<Published<Zone>>,
+    /// What is done with which names.
+    pub setup: Arc<Published<Setup>>,
+    /// What others said.
+    pub cache: Cache,
+    /// What was counted outside the threads of sockets.
+    pub counters: Arc<Counters>,
+    turn: AtomicUsize,
+    /// Questions that are under way.
+    flights: Mutex<HashMap<Key, watch::Receiver<Option<Outcome>>>>,
+    secret: RandomState,
+}
+
+impl Resolver {
+    /// Names and rules to begin with.
+    pub fn new(zone: Arc<Published<Zone>>, setup: Arc<Published<Setup>>) -> Arc<Self> {
+        Arc::new(Self {
+            zone,
+            setup,
+            cache: Cache::default(),
+            counters: Arc::default(),
+            turn: AtomicUsize::new(0),
+            flights: Mutex::default(),
+            secret: RandomState::new(),
+        })
+    }
+
+    /// Answers what can be answered at once.
+    pub fn respond(&self, query: &[u8], transport: Transport, buffer: &mut [u8]) -> Response {
+        let (zone, setup) = (self.zone.get(), self.setup.get());
+        respond(&self.context(&zone, &setup, transport), query, buffer)
+    }
+
+    fn context<'a>(
+        &'a self,
+        zone: &'a Zone,
+        setup: &'a Setup,
+        transport: Transport,
+    ) -> Context<'a> {
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        Context { zone, setup, cache: &self.cache, transport, turn }
+    }
+
+    /// Asks others, and returns the complete reply; `None` if there is nothing to say.
+    pub async fn finish(self: &Arc<Self>, bytes: &[u8], transport: Transport) -> Option<Vec<u8>> {
+        let query = Query::parse(bytes).ok()?;
+        let (zone, setup) = (self.zone.get(), self.setup.get());
+        let context = self.context(&zone, &setup, transport);
+        let mut buffer = vec![0; if transport == Transport::Tcp { MAX_REPLY } else { 4096 }];
+        let length = match self.plan(&context, &query) {
+            None => match respond(&context, bytes, &mut buffer) {
+                Response::Reply(length) => length,
+                // The guard came back, or the rules have changed in between.
+                Response::Ignore | Response::Forward => {
+                    context.fail(&query, (0, "this server forwards to itself"), &mut buffer)
+                }
+            },
+            Some(plan) => {
+                let found = self.look_up(&setup, plan.key.clone()).await;
+                self.write(&context, &query, &plan, found, &mut buffer)?
+            }
+        };
+        buffer.truncate(length);
+        Some(buffer)
+    }
+
+    /// What has to be asked; `None` if nothing.
+    fn plan(&self, context: &Context<'_>, query: &Query<'_>) -> Option<Plan> {
+        if self.is_guard(query, context.setup) {
+            return None;
+        }
+        let block = context.setup.block(query.name.wire())?;
+        let rewritten = block.rewritten(query.name.wire());
+        let name = match &rewritten {
+            Some(name) => NameBuffer::from_wire(name.wire())?,
+            None => query.name,
+        };
+        let kind = RecordType::from_number(query.kind);
+        let rewritten = rewritten.map(|name| name.wire().into());
+        match context.stage(block, name.wire(), kind) {
+            Stage::Others => Some(Plan { key: key(query, name.wire()), rewritten, alias: false }),
+            Stage::Zone(answer) if matches!(answer.end, End::Elsewhere) => {
+                let target = answer.aliases.iter().last()?.to_lowercase();
+                Some(Plan { key: key(query, target.wire()), rewritten, alias: true })
+            }
+            _ => None,
+        }
+    }
+
+    fn write(
+        &self,
+        context: &Context<'_>,
+        query: &Query<'_>,
+        plan: &Plan,
+        found: Found,
+        buffer: &mut [u8],
+    ) -> Option<usize> {
+        let (stored, stale) = match found {
+            Found::Fresh(stored) => (stored, None),
+            Found::Stale(stored) => (stored, Some((3, "no newer answer could be had"))),
+            Found::Nothing(failure) => {
+                let number = if matches!(failure, Failure::Silent(_)) { 22 } else { 0 };
+                return Some(context.fail(query, (number, failure), buffer));
+            }
+        };
+        let age = stored.age(Instant::now());
+        if plan.alias || plan.rewritten.is_some() {
+            let asked = plan.rewritten.as_deref();
+            return context.complete(query, asked, Some((&stored, age)), buffer);
+        }
+        Some(context.pass_on(query, &stored, age, stale, buffer))
+    }
+
+    /// Finds an answer in memory, with ourselves, or elsewhere.
+    async fn look_up(self: &Arc<Self>, setup: &Arc<Setup>, key: Key) -> Found {
+        let now = Instant::now();
+        let known = self.cache.get(&key);
+        if let Some(stored) = known.as_ref().filter(|stored| stored.is_fresh(now)) {
+            self.counters.hit(stored);
+            return Found::Fresh(stored.clone());
+        }
+        self.counters.miss();
+        let Some(block) = setup.block(&key.name) else {
+            return Found::Nothing(Failure::Silent("anybody, for there is no rule".into()));
+        };
+        let rule = block.cache.unwrap_or(CacheRule { stale: Duration::ZERO, ..Default::default() });
+        let Some(forward) = block.forward(&key.name) else { return self.own(&key, &rule) };
+        let keep = block.cache.is_some();
+        let mut flight = self.join(key, forward.upstreams.clone(), rule, keep);
+        let old = known.filter(|stored| {
+            now.saturating_duration_since(stored.received) < stored.lifetime + rule.stale
+        });
+        let outcome = flight.wait_for(Option::is_some);
+        let outcome = match &old {
+            Some(_) => time::timeout(PATIENCE, outcome).await.ok(),
+            None => Some(outcome.await),
+        };
+        let outcome = outcome.and_then(Result::ok).and_then(|outcome| outcome.clone());
+        match (outcome, old) {
+            (Some(Ok(stored)), None) => Found::Fresh(stored),
+            (Some(Ok(stored)), Some(_)) if !stored.is_failure() => Found::Fresh(stored),
+            (_, Some(old)) => Found::Stale(old),
+            (Some(Err(failure)), None) => Found::Nothing(failure),
+            (None, None) => Found::Nothing(Failure::Busy),
+        }
+    }
+
+    /// An alias may lead to a name that we know ourselves, such as one in the table of hosts.
+    fn own(&self, key: &Key, rule: &CacheRule) -> Found {
+        let mut buffer = vec![0; MAX_REPLY];
+        let query = query_for(key, 0);
+        let stored = match self.respond(&query, Transport::Tcp, &mut buffer) {
+            Response::Reply(length) => Stored::read(&buffer[..length], rule, Instant::now()),
+            _ => None,
+        };
+        match stored {
+            Some(stored) => Found::Fresh(Arc::new(stored)),
+            None => Found::Nothing(Failure::Silent("anybody".into())),
+        }
+    }
+
+    /// Joins those who ask the same, or begins.
+    fn join(
+        self: &Arc<Self>,
+        key: Key,
+        upstreams: Arc<Upstreams>,
+        rule: CacheRule,
+        keep: bool,
+    ) -> watch::Receiver<Option<Outcome>> {
+        let mut flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(flight) = flights.get(&key) {
+            return flight.clone();
+        }
+        let (sender, receiver) = watch::channel(None);
+        flights.insert(key.clone(), receiver.clone());
+        drop(flights);
+        let resolver = self.clone();
+        tokio::spawn(async move {
+            let outcome = resolver.ask(&key, &upstreams, &rule, keep).await;
+            // First away with the flight, so that whoever comes now begins another.
+            resolver.flights.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
+            sender.send_replace(Some(outcome));
+        });
+        receiver
+    }
+
+    async fn ask(&self, key: &Key, upstreams: &Upstreams, rule: &CacheRule, keep: bool) -> Outcome {
+        let began = Instant::now();
+        let reply = upstreams.ask(key).await;
+        self.counters.forwarded(began.elapsed(), reply.is_ok());
+        let now = Instant::now();
+        let stored = Stored::read(&reply?, rule, now);
+        let stored = stored.ok_or_else(|| Failure::Silent("anybody that makes sense".into()))?;
+        let stored = Arc::new(stored);
+        let old = self.cache.get(key).is_some_and(|old| !old.is_failure());
+        // A failure must not push out an answer that may still be of use.
+        let useless = stored.lifetime.is_zero() || (stored.is_failure() && old);
+        if keep && !useless {
+            self.cache.insert(key.clone(), stored.clone());
+        }
+        Ok(stored)
+    }
+
+    /// Asks every upstream for a name that only we know. If that question comes to us, the
+    /// upstream leads back here, and is not asked again.
+    pub async fn guard(self: &Arc<Self>) {
+        let setup = self.setup.get();
+        let forwards = setup.blocks.iter().flat_map(|block| &block.forwards);
+        for upstreams in forwards.map(|forward| &forward.upstreams) {
+            for address in upstreams.addresses() {
+                let one = Upstreams::new(vec![address], crate::upstream::Options::default());
+                let label = format!("{:016x}", self.secret.hash_one(address));
+                let name = [&[16], label.as_bytes(), GUARD].concat().into();
+                let key = Key { name, kind: HINFO, dnssec: false, unchecked: false };
+                // What comes back does not matter; what comes to us does.
+                let _ = one.ask(&key).await;
+            }
+        }
+    }
+
+    /// Whether a query is one of those that only we send.
+    fn is_guard(&self, query: &Query<'_>, setup: &Setup) -> bool {
+        let name = query.name.wire();
+        if query.kind != HINFO || find_suffix(name, GUARD).is_none() {
+            return false;
+        }
+        let label = labels(name).next().unwrap_or_default();
+        let mut found = false;
+        for forward in setup.blocks.iter().flat_map(|block| &block.forwards) {
+            for address in forward.upstreams.addresses() {
+                if format!("{:016x}", self.secret.hash_one(address)).as_bytes() == label {
+                    error!(upstream = %address, "upstream leads back to this server: not used");
+                    forward.upstreams.condemn(address);
+                    found = true;
+                }
+            }
+        }
+        found
+    }
+}
+
+/// What has to be asked of others for a query.
+struct Plan {
+    key: Key,
+    /// The name that the one in the question stands for.
+    rewritten: Option<Box<[u8]>>,
+    /// Whether an alias of ours led to it.
+    alias: bool,
+}
+
+enum Found {
+    Fresh(Arc<Stored>),
+    Stale(Arc<Stored>),
+    Nothing(Failure),
+}

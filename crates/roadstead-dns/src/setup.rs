@@ -1,0 +1,254 @@
+//! What the server does with which names: the configuration, made ready for use.
+//!
+//! A setup is immutable; a reload makes another one, and queries that are under way finish with
+//! the one they began with.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use roadstead_zone::name::{Name, find_suffix};
+
+use crate::upstream::Upstreams;
+
+/// Everything that can be configured about answering.
+#[derive(Debug)]
+pub struct Setup {
+    /// Rules by zone; the longest zone that a name is in decides.
+    pub blocks: Vec<Block>,
+    /// The longest reply over UDP.
+    pub udp_size: u16,
+    /// Whether to answer as CoreDNS does where that differs from the RFCs.
+    pub coredns_compat: bool,
+}
+
+/// The rules for some zones.
+#[derive(Debug, Default)]
+pub struct Block {
+    /// The zones, in small letters.
+    pub zones: Vec<Name>,
+    /// Names that are other names.
+    pub rewrites: Vec<Rewrite>,
+    /// Addresses from a table.
+    pub hosts: Option<Hosts>,
+    /// Whether the cluster's names are here, and below which zones the next in line is asked
+    /// about those that do not exist.
+    pub kubernetes: Option<FallThrough>,
+    /// Whom to ask about the rest; the longest zone decides.
+    pub forwards: Vec<Forward>,
+    /// How answers of others are remembered; `None` if they are not.
+    pub cache: Option<CacheRule>,
+    /// Whether the order of addresses stays as it is.
+    pub fixed_order: bool,
+    /// Whether to log every query.
+    pub log: bool,
+}
+
+/// Below which zones a missing name is left to the next in line.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FallThrough {
+    /// The zones.
+    pub zones: Vec<Name>,
+}
+
+impl FallThrough {
+    /// Whether that is so for a name.
+    pub fn covers(&self, name: &[u8]) -> bool {
+        self.zones.iter().any(|zone| find_suffix(name, zone.wire()).is_some())
+    }
+}
+
+/// Whom to ask about a zone.
+#[derive(Debug)]
+pub struct Forward {
+    /// The zone.
+    pub from: Name,
+    /// Zones within it that are not passed on.
+    pub except: Vec<Name>,
+    /// The servers.
+    pub upstreams: Arc<Upstreams>,
+}
+
+/// How answers of others are remembered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheRule {
+    /// The longest time for answers.
+    pub success: Duration,
+    /// The longest time for the absence of answers.
+    pub denial: Duration,
+    /// For how long an answer may be used after its time if no better one can be had.
+    pub stale: Duration,
+}
+
+impl Default for CacheRule {
+    fn default() -> Self {
+        Self {
+            success: Duration::from_secs(3600),
+            denial: Duration::from_secs(1800),
+            stale: Duration::from_secs(3600),
+        }
+    }
+}
+
+/// A table of addresses, as in `/etc/hosts`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hosts {
+    /// Addresses by name in wire form and small letters.
+    pub addresses: HashMap<Box<[u8]>, Vec<IpAddr>>,
+    /// Names by address, the first one only.
+    pub names: HashMap<IpAddr, Name>,
+    /// How long clients may remember them.
+    pub lifetime: u32,
+    /// What becomes of names that are not in the table; `None`: they do not exist.
+    pub fall_through: Option<FallThrough>,
+}
+
+impl Hosts {
+    /// Takes in one line; comments and nonsense are passed over.
+    pub fn read_line(&mut self, line: &str) {
+        let line = line.split('#').next().unwrap_or_default();
+        let mut words = line.split_whitespace();
+        let Some(Ok(address)) = words.next().map(str::parse::<IpAddr>) else { return };
+        for name in words.filter_map(Name::parse) {
+            let known = self.addresses.entry(name.to_lowercase().wire().into()).or_default();
+            if !known.contains(&address) {
+                known.push(address);
+            }
+            self.names.entry(address).or_insert(name);
+        }
+    }
+}
+
+/// A name that is another name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rewrite {
+    /// Exactly this one.
+    Exact(Name, Name),
+    /// All that begin with this text.
+    Prefix(String, String),
+    /// All that end with this text.
+    Suffix(String, String),
+    /// All that contain this text.
+    Substring(String, String),
+}
+
+impl Rewrite {
+    /// The other name, in small letters; `None` if the rule is about something else.
+    pub fn apply(&self, name: &Name) -> Option<Name> {
+        let text = name.to_string().to_lowercase();
+        let new = match self {
+            Rewrite::Exact(from, to) => {
+                return (from.to_lowercase() == name.to_lowercase()).then(|| to.to_lowercase());
+            }
+            Rewrite::Prefix(from, to) => format!("{to}{}", text.strip_prefix(from.as_str())?),
+            Rewrite::Suffix(from, to) => {
+                format!("{}{to}", text.strip_suffix(dotted(from).as_str())?)
+            }
+            Rewrite::Substring(from, to) => {
+                if !text.contains(from.as_str()) {
+                    return None;
+                }
+                text.replace(from.as_str(), to)
+            }
+        };
+        Name::parse(&new).map(|name| name.to_lowercase())
+    }
+}
+
+/// Names are compared with their last dot.
+fn dotted(text: &str) -> String {
+    if text.ends_with('.') { text.to_owned() } else { format!("{text}.") }
+}
+
+impl Setup {
+    /// The usual: the cluster's zone, and everything else is asked of the upstreams.
+    pub fn standard(upstreams: Option<Arc<Upstreams>>) -> Self {
+        let root = Name::parse("").expect("the root is a name");
+        let forward = |upstreams| Forward { from: root.clone(), except: Vec::new(), upstreams };
+        Self {
+            blocks: vec![Block {
+                zones: vec![root.clone()],
+                kubernetes: Some(FallThrough::default()),
+                forwards: upstreams.map(forward).into_iter().collect(),
+                cache: Some(CacheRule::default()),
+                ..Block::default()
+            }],
+            udp_size: 1232,
+            coredns_compat: false,
+        }
+    }
+
+    /// The rules for a name in wire form and small letters.
+    pub fn block(&self, name: &[u8]) -> Option<&Block> {
+        let length = |block: &Block| {
+            let within = |zone: &&Name| find_suffix(name, zone.wire()).is_some();
+            block.zones.iter().filter(within).map(|zone| zone.wire().len()).max()
+        };
+        if let [only] = self.blocks.as_slice() {
+            return length(only).map(|_| only);
+        }
+        let found = self.blocks.iter().filter_map(|block| Some((length(block)?, block)));
+        found.max_by_key(|(length, _)| *length).map(|(_, block)| block)
+    }
+}
+
+impl Block {
+    /// The other name that a name stands for, if any.
+    pub fn rewritten(&self, name: &[u8]) -> Option<Name> {
+        if self.rewrites.is_empty() {
+            return None;
+        }
+        let name = Name::from_wire(name)?;
+        self.rewrites.iter().find_map(|rule| rule.apply(&name))
+    }
+
+    /// Whom to ask about a name.
+    pub fn forward(&self, name: &[u8]) -> Option<&Forward> {
+        let within = |zone: &Name| find_suffix(name, zone.wire()).is_some();
+        let fitting = self.forwards.iter().filter(|forward| within(&forward.from));
+        let forward = fitting.max_by_key(|forward| forward.from.wire().len())?;
+        (!forward.except.iter().any(within)).then_some(forward)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rewriting() {
+        let name = |text: &str| Name::parse(text).unwrap();
+        let cases = [
+            ("exact", Rewrite::Exact(name("a.b"), name("c.d")), "A.b", "c.d."),
+            ("not exact", Rewrite::Exact(name("a.b"), name("c.d")), "x.a.b", ""),
+            ("prefix", Rewrite::Prefix("old-".into(), "new-".into()), "old-a.b", "new-a.b."),
+            ("suffix", Rewrite::Suffix(".old.com".into(), ".b".into()), "a.old.com", "a.b."),
+            ("no suffix", Rewrite::Suffix(".old.com".into(), ".b".into()), "a.old.com.x", ""),
+            ("inside", Rewrite::Substring("dev".into(), "qa".into()), "a.dev.b", "a.qa.b."),
+        ];
+        for (what, rule, given, want) in cases {
+            let got = rule.apply(&name(given)).map(|name| name.to_string()).unwrap_or_default();
+            assert_eq!(got, want, "{what}");
+        }
+    }
+
+    #[test]
+    fn the_longest_zone_decides() {
+        let block = |zones: &[&str]| Block {
+            zones: zones.iter().map(|zone| Name::parse(zone).unwrap()).collect(),
+            ..Block::default()
+        };
+        let setup = Setup {
+            blocks: vec![block(&["."]), block(&["acme.local"]), block(&["eu.acme.local", "org"])],
+            udp_size: 1232,
+            coredns_compat: false,
+        };
+        for (name, want) in
+            [("example.com", 0), ("x.acme.local", 1), ("eu.acme.local", 2), ("a.org", 2)]
+        {
+            let found = setup.block(Name::parse(name).unwrap().wire()).unwrap();
+            assert!(std::ptr::eq(found, &raw const setup.blocks[want]), "{name}");
+        }
+    }
+}

@@ -1,0 +1,347 @@
+//! From answers to records on the wire.
+
+use std::net::IpAddr;
+
+use roadstead_zone::answer::{Answer, End, RecordType};
+use roadstead_zone::entry::{V4_RECORD, V6_RECORD};
+use roadstead_zone::explain::Reason;
+use roadstead_zone::name::Name;
+use roadstead_zone::records::{Glue, PointerRecords, Records, ServiceRecords, Target};
+use roadstead_zone::zone::Zone;
+
+use crate::cache::Stored;
+use crate::message::{self, HEADER_LENGTH, Part, Query, Record};
+use crate::reply::{Code, Owner, Reply, Section, types};
+use crate::respond::Stage;
+use crate::setup::Hosts;
+
+/// Where the zone's own name is to be found.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a>(Owner<'a>);
+
+impl<'a> Place<'a> {
+    /// Within the question, so that its letters stay as they were asked; unless the question is
+    /// about another name.
+    pub fn of(answer: &Answer<'_>, rewritten: bool, zone: &'a Zone) -> Self {
+        match rewritten {
+            false => Self(Owner::At(HEADER_LENGTH + answer.zone_at)),
+            true => Self(Owner::Name(zone.origin().wire())),
+        }
+    }
+}
+
+/// The number of a reason in RFC 8914.
+pub fn number(reason: &Reason<'_>) -> u16 {
+    match reason {
+        Reason::NotListed => 14,
+        _ => 0,
+    }
+}
+
+/// Writes the cluster's answer.
+pub fn answer(
+    reply: &mut Reply<'_>,
+    zone: &Zone,
+    answer: &Answer<'_>,
+    place: &Place<'_>,
+    turn: usize,
+) -> Code {
+    reply.set_authoritative();
+    let owner = aliases(reply, zone, answer);
+    match &answer.end {
+        End::Found(found, lifetime) => {
+            if !records(reply, zone, found, (owner, *lifetime), place, turn) {
+                reply.set_truncated();
+            }
+            Code::NoError
+        }
+        End::NoData(lifetime) => {
+            soa(reply, zone, Section::Authority, place, *lifetime);
+            Code::NoError
+        }
+        End::NoName(lifetime) => {
+            soa(reply, zone, Section::Authority, place, *lifetime);
+            Code::NoName
+        }
+        End::NotReady | End::Loop | End::Elsewhere | End::NotOurs => Code::ServerFailure,
+    }
+}
+
+/// Writes the aliases that were followed; returns where the last name is that was asked about.
+pub fn aliases(reply: &mut Reply<'_>, zone: &Zone, answer: &Answer<'_>) -> usize {
+    let lifetime = zone.alias_lifetime();
+    answer.aliases.iter().fold(HEADER_LENGTH, |owner, target| {
+        let mut at = owner;
+        let fits = reply.record(Section::Answer, Owner::At(owner), (types::CNAME, lifetime), |r| {
+            at = r.position();
+            r.put(target.wire())
+        });
+        if !fits {
+            reply.set_truncated();
+        }
+        at
+    })
+}
+
+/// Returns whether all of them fit.
+fn records(
+    reply: &mut Reply<'_>,
+    zone: &Zone,
+    records: &Records<'_>,
+    (owner, lifetime): (usize, u32),
+    place: &Place<'_>,
+    turn: usize,
+) -> bool {
+    let at = Owner::At(owner);
+    match records {
+        Records::V4(all) => reply.ready_made(all, V4_RECORD, owner, turn),
+        Records::V6(all) => reply.ready_made(all, V6_RECORD, owner, turn),
+        Records::HostV4(host) => host
+            .addresses()
+            .filter(IpAddr::is_ipv4)
+            .all(|one| address(reply, Section::Answer, at, one, lifetime)),
+        Records::HostV6(host) => host
+            .addresses()
+            .filter(IpAddr::is_ipv6)
+            .all(|one| address(reply, Section::Answer, at, one, lifetime)),
+        Records::One(one) => address(reply, Section::Answer, at, *one, lifetime),
+        Records::Services(all) => services(reply, zone, all, owner, lifetime),
+        Records::Pointers(all) => pointers(reply, zone, all, owner, lifetime),
+        Records::Alias => true,
+        Records::Soa => soa(reply, zone, Section::Answer, place, lifetime),
+        Records::Ns(target) => name_server(reply, zone, *target, (owner, lifetime), place),
+        Records::Version => {
+            reply.record(Section::Answer, at, (types::TXT, lifetime), |r| r.label(b"1.1.0"))
+        }
+    }
+}
+
+fn address(
+    reply: &mut Reply<'_>,
+    section: Section,
+    owner: Owner<'_>,
+    address: IpAddr,
+    lifetime: u32,
+) -> bool {
+    match address {
+        IpAddr::V4(address) => {
+            reply.record(section, owner, (types::A, lifetime), |r| r.put(&address.octets()))
+        }
+        IpAddr::V6(address) => {
+            reply.record(section, owner, (types::AAAA, lifetime), |r| r.put(&address.octets()))
+        }
+    }
+}
+
+fn services(
+    reply: &mut Reply<'_>,
+    zone: &Zone,
+    all: &ServiceRecords<'_>,
+    owner: usize,
+    lifetime: u32,
+) -> bool {
+    let origin = zone.origin().wire();
+    let fits = all.iter().all(|service| {
+        reply.record(Section::Answer, Owner::At(owner), (types::SRV, lifetime), |r| {
+            r.put(&[0, 0])?;
+            r.put(&service.weight.to_be_bytes())?;
+            r.put(&service.port.to_be_bytes())?;
+            // RFC 2782 wants this name in full.
+            r.name(Owner::Target(service.target, origin))
+        })
+    });
+    // Addresses are a courtesy: if they do not fit, nothing is missing.
+    let _ = fits && all.glue().all(|one| glue(reply, &one, origin, lifetime));
+    fits
+}
+
+fn glue(reply: &mut Reply<'_>, glue: &Glue<'_>, origin: &[u8], lifetime: u32) -> bool {
+    let mut add = |target, one| {
+        address(reply, Section::Additional, Owner::Target(target, origin), one, lifetime)
+    };
+    match glue {
+        Glue::Own(target, own) => own.iter().all(|one| add(*target, one)),
+        Glue::Host(target, host) => host.addresses().all(|one| add(*target, one)),
+    }
+}
+
+fn pointers(
+    reply: &mut Reply<'_>,
+    zone: &Zone,
+    all: &PointerRecords<'_>,
+    owner: usize,
+    lifetime: u32,
+) -> bool {
+    all.iter().all(|target| {
+        reply.record(Section::Answer, Owner::At(owner), (types::PTR, lifetime), |r| {
+            r.name(Owner::Target(target, zone.origin().wire()))
+        })
+    })
+}
+
+fn name_server(
+    reply: &mut Reply<'_>,
+    zone: &Zone,
+    target: Option<Target<'_>>,
+    (owner, lifetime): (usize, u32),
+    place: &Place<'_>,
+) -> bool {
+    let mut at = 0;
+    let origin = zone.origin().wire();
+    let fits = reply.record(Section::Answer, Owner::At(owner), (types::NS, lifetime), |r| {
+        at = r.position();
+        match target {
+            Some(target) => r.name(Owner::Target(target, origin)),
+            None => server_name(r, place),
+        }
+    });
+    if fits {
+        for one in zone.settings().servers.iter().copied() {
+            let _ = address(reply, Section::Additional, Owner::At(at), one, lifetime);
+        }
+    }
+    fits
+}
+
+fn soa(
+    reply: &mut Reply<'_>,
+    zone: &Zone,
+    section: Section,
+    place: &Place<'_>,
+    lifetime: u32,
+) -> bool {
+    const REFRESH_RETRY_EXPIRE: [u32; 3] = [7200, 1800, 86_400];
+    reply.record(section, place.0, (types::SOA, lifetime), |r| {
+        server_name(r, place)?;
+        r.label(b"hostmaster")?;
+        r.name(place.0)?;
+        r.put(&zone.serial().to_be_bytes())?;
+        REFRESH_RETRY_EXPIRE.iter().try_for_each(|seconds| r.put(&seconds.to_be_bytes()))?;
+        r.put(&lifetime.to_be_bytes())
+    })
+}
+
+/// `ns.dns` in the zone.
+fn server_name(reply: &mut Reply<'_>, place: &Place<'_>) -> Option<()> {
+    reply.label(b"ns")?;
+    reply.label(b"dns")?;
+    reply.name(place.0)
+}
+
+/// Looks a name up in the table of hosts; `None` leaves it to the next in line.
+pub(crate) fn look_up<'a>(hosts: &'a Hosts, name: &[u8]) -> Option<Stage<'a>> {
+    if let Some(addresses) = hosts.addresses.get(name) {
+        return Some(Stage::Hosts(addresses, hosts.lifetime));
+    }
+    let address = roadstead_zone::reverse::address(name);
+    if let Some(found) = address.and_then(|address| hosts.names.get(&address)) {
+        return Some(Stage::HostName(found, hosts.lifetime));
+    }
+    match &hosts.fall_through {
+        None => Some(Stage::NoHost),
+        Some(fall_through) => (!fall_through.covers(name)).then_some(Stage::NoHost),
+    }
+}
+
+/// Writes what the table of hosts says.
+pub(crate) fn hosts(reply: &mut Reply<'_>, stage: &Stage<'_>, kind: RecordType) -> Code {
+    reply.set_authoritative();
+    let owner = Owner::At(HEADER_LENGTH);
+    let fits = match stage {
+        Stage::Hosts(addresses, lifetime) => addresses
+            .iter()
+            .filter(|one| match kind {
+                RecordType::A => one.is_ipv4(),
+                RecordType::Aaaa => one.is_ipv6(),
+                _ => kind == RecordType::Any,
+            })
+            .all(|one| address(reply, Section::Answer, owner, *one, *lifetime)),
+        Stage::HostName(name, lifetime) => {
+            let wanted = matches!(kind, RecordType::Ptr | RecordType::Any);
+            !wanted || pointer(reply, owner, name, *lifetime)
+        }
+        _ => return Code::NoName,
+    };
+    if !fits {
+        reply.set_truncated();
+    }
+    Code::NoError
+}
+
+fn pointer(reply: &mut Reply<'_>, owner: Owner<'_>, name: &Name, lifetime: u32) -> bool {
+    reply.record(Section::Answer, owner, (types::PTR, lifetime), |r| r.put(name.wire()))
+}
+
+/// Writes what another server said about the very same name.
+pub fn foreign(reply: &mut Reply<'_>, query: &Query<'_>, stored: &Stored, age: u32) -> Code {
+    let bytes = &stored.bytes;
+    let mut at = query.question_end;
+    for (part, record) in message::records(bytes).map_while(Result::ok) {
+        let section = match part {
+            Part::Answer => Section::Answer,
+            Part::Authority => Section::Authority,
+            Part::Additional => Section::Additional,
+        };
+        let written = reply.position();
+        if reply.foreign(section, &bytes[at..record.end()]).is_none() {
+            if part != Part::Additional {
+                reply.set_truncated();
+            }
+            break;
+        }
+        let lifetime = record.lifetime.saturating_sub(age).max(1);
+        reply.patch(written + record.data_at - 6 - at, &lifetime.to_be_bytes());
+        at = record.end();
+    }
+    if bytes[2] & 0x02 != 0 {
+        reply.set_truncated();
+    }
+    // Whether signatures were checked interests those who asked for it (RFC 6840).
+    if bytes[3] & 0x20 != 0 && (query.wants_dnssec() || query.bytes[3] & 0x20 != 0) {
+        reply.set_authentic();
+    }
+    code(bytes)
+}
+
+/// Writes the answers of another server under names of our own: `asked` is the name that we asked
+/// about in the place of the one in the question, if they differ.
+pub fn retold(reply: &mut Reply<'_>, asked: Option<&[u8]>, stored: &Stored, age: u32) -> Code {
+    let bytes = &stored.bytes;
+    let fits = message::answers(bytes).all(|record| {
+        let lifetime = record.lifetime.saturating_sub(age).max(1);
+        let owner = match record.owner.wire() {
+            wire if asked.is_some_and(|asked| wire.eq_ignore_ascii_case(asked)) => {
+                Owner::At(HEADER_LENGTH)
+            }
+            wire => Owner::Name(wire),
+        };
+        reply.record(Section::Answer, owner, (record.kind, lifetime), |r| data(r, bytes, &record))
+    });
+    if !fits || bytes[2] & 0x02 != 0 {
+        reply.set_truncated();
+    }
+    code(bytes)
+}
+
+/// The data of a record; names within it may point to elsewhere in that other message.
+fn data(reply: &mut Reply<'_>, bytes: &[u8], record: &Record) -> Option<()> {
+    const MX: u16 = 15;
+    let before = match record.kind {
+        types::CNAME | types::PTR | types::NS => 0,
+        MX => 2,
+        types::SRV => 6,
+        _ => return reply.put(&bytes[record.data_at..record.end()]),
+    };
+    reply.put(bytes.get(record.data_at..record.data_at + before)?)?;
+    let (name, _) = message::read_name(bytes, record.data_at + before)?;
+    reply.put(name.wire())
+}
+
+fn code(bytes: &[u8]) -> Code {
+    match bytes[3] & 0x0f {
+        0 => Code::NoError,
+        3 => Code::NoName,
+        5 => Code::Refused,
+        _ => Code::ServerFailure,
+    }
+}

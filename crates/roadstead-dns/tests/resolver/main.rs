@@ -1,0 +1,271 @@
+//! Names of others, with other servers that work, fail, wait, lie and die; and the cluster's own
+//! names all the while.
+
+mod upstream;
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
+use hickory_proto::rr::{Name, RecordType};
+use roadstead_dns::corefile;
+use roadstead_dns::metrics::Metrics;
+use roadstead_dns::publish::Published;
+use roadstead_dns::resolve::Resolver;
+use roadstead_dns::server::Server;
+use roadstead_dns::setup::Setup;
+use roadstead_dns::upstream::{Options, Upstreams};
+use roadstead_zone::zone::{Keeper, Settings};
+use serde_json::json;
+use tokio::task;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use upstream::{Upstream, cuts, denies, dies, fails, lies, silent, slow, works};
+
+/// A server with a small cluster behind it.
+struct Running {
+    address: SocketAddr,
+    resolver: Arc<Resolver>,
+    _stop: DropGuard,
+}
+
+fn cluster() -> Keeper {
+    let mut keeper =
+        Keeper::new(Settings::new(&roadstead_zone::name::Name::parse("cluster.local").unwrap()), 1);
+    let web = json!({"metadata": {"namespace": "prod", "name": "web"}, "spec": {"clusterIPs": ["10.96.0.1"]}});
+    keeper.observe_service(&serde_json::from_value(web).unwrap());
+    let outer = json!({"metadata": {"namespace": "prod", "name": "outer"},
+        "spec": {"type": "ExternalName", "externalName": "example.org"}});
+    keeper.observe_service(&serde_json::from_value(outer).unwrap());
+    keeper.set_synced();
+    keeper
+}
+
+fn run(setup: Setup) -> Running {
+    let server = Server::bind_with(&["127.0.0.1:0".parse().unwrap()], 2).unwrap();
+    let address = server.addresses().unwrap()[0];
+    let (zone, setup) = (Published::new(cluster().snapshot()), Published::new(Arc::new(setup)));
+    let resolver = Resolver::new(zone, setup);
+    let stop = CancellationToken::new();
+    let (serving, token) = (resolver.clone(), stop.clone());
+    tokio::spawn(
+        async move { server.serve(serving, &Metrics::default(), 0, token).await.unwrap() },
+    );
+    Running { address, resolver, _stop: stop.drop_guard() }
+}
+
+fn run_with(upstreams: &[&Upstream]) -> Running {
+    run_at(upstreams.iter().map(|upstream| upstream.address).collect())
+}
+
+fn run_at(addresses: Vec<SocketAddr>) -> Running {
+    let options = Options { timeout: Duration::from_millis(700), ..Options::default() };
+    run(Setup::standard(Some(Arc::new(Upstreams::new(addresses, options)))))
+}
+
+fn query(name: &str, kind: RecordType) -> Vec<u8> {
+    let mut message = Message::new(99, MessageType::Query, OpCode::Query);
+    message.add_query(Query::query(Name::from_ascii(name).unwrap(), kind));
+    message.set_edns(Edns::new());
+    message.to_vec().unwrap()
+}
+
+fn over_udp(server: SocketAddr, query: &[u8]) -> Vec<u8> {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    socket.send_to(query, server).unwrap();
+    let mut buffer = vec![0; 4096];
+    let (length, _) = socket.recv_from(&mut buffer).unwrap();
+    buffer.truncate(length);
+    buffer
+}
+
+async fn ask(server: SocketAddr, name: &'static str) -> (ResponseCode, String) {
+    let reply = task::spawn_blocking(move || over_udp(server, &query(name, RecordType::A)));
+    let reply = Message::from_vec(&reply.await.unwrap()).unwrap();
+    let words: Vec<_> = reply.answers.iter().map(|record| record.data.to_string()).collect();
+    (reply.metadata.response_code, words.join(" "))
+}
+
+const OUTSIDE: &str = "example.org.";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_other_servers_do() {
+    use ResponseCode::{NXDomain, NoError, ServFail};
+    let cases: [(&str, &[upstream::Behaviour], ResponseCode, &str); 8] = [
+        ("it works", &[works], NoError, "192.0.2.1"),
+        ("there is no such name", &[denies], NXDomain, ""),
+        ("the first is silent", &[silent, works], NoError, "192.0.2.1"),
+        ("the first fails", &[fails, works], NoError, "192.0.2.1"),
+        ("all fail", &[fails, fails], ServFail, ""),
+        ("all are silent", &[silent, silent], ServFail, ""),
+        ("impostors are quicker", &[lies], NoError, "192.0.2.1"),
+        ("slow ones are waited for", &[slow], NoError, "192.0.2.1"),
+    ];
+    for (name, behaviours, code, want) in cases {
+        let upstreams: Vec<_> = behaviours.iter().map(|one| Upstream::start(*one)).collect();
+        let running = run_with(&upstreams.iter().collect::<Vec<_>>());
+        assert_eq!(ask(running.address, OUTSIDE).await, (code, want.into()), "{name}");
+        // A second time it comes from memory, unless it was a failure.
+        let before: usize = upstreams.iter().map(Upstream::asked).sum();
+        assert_eq!(ask(running.address, OUTSIDE).await.0, code, "{name}, again");
+        let after: usize = upstreams.iter().map(Upstream::asked).sum();
+        assert!(code == ServFail || before == after, "{name}: asked {before} and {after} times");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_alias_leads_outside() {
+    let upstream = Upstream::start(works);
+    let running = run_with(&[&upstream]);
+    let (code, answers) = ask(running.address, "outer.prod.svc.cluster.local.").await;
+    assert_eq!((code, answers.as_str()), (ResponseCode::NoError, "example.org. 192.0.2.1"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn those_who_ask_the_same_share_an_answer() {
+    let upstream = Upstream::start(slow);
+    let running = run_with(&[&upstream]);
+    let all = (0..50).map(|_| tokio::spawn(ask(running.address, OUTSIDE)));
+    for one in all.collect::<Vec<_>>() {
+        assert_eq!(one.await.unwrap(), (ResponseCode::NoError, "192.0.2.1".into()));
+    }
+    assert_eq!(upstream.asked(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_old_answer_is_better_than_none() {
+    let upstream = Upstream::start(dies);
+    let running = run_with(&[&upstream]);
+    assert_eq!(ask(running.address, OUTSIDE).await.1, "192.0.2.1");
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    let server = running.address;
+    let reply = task::spawn_blocking(move || over_udp(server, &query(OUTSIDE, RecordType::A)));
+    let reply = reply.await.unwrap();
+    let message = Message::from_vec(&reply).unwrap();
+    assert_eq!(message.answers.len(), 1, "{message:?}");
+    let reason = b"no newer answer could be had";
+    assert!(reply.windows(reason.len()).any(|window| window == reason), "and it says so");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_answer_is_fetched_over_tcp() {
+    let upstream = Upstream::start(cuts);
+    let running = run_with(&[&upstream]);
+    let server = running.address;
+    let read = task::spawn_blocking(move || {
+        let udp = Message::from_vec(&over_udp(server, &query(OUTSIDE, RecordType::A))).unwrap();
+        let mut stream = TcpStream::connect(server).unwrap();
+        let bytes = query(OUTSIDE, RecordType::A);
+        stream.write_all(&u16::try_from(bytes.len()).unwrap().to_be_bytes()).unwrap();
+        stream.write_all(&bytes).unwrap();
+        (udp, read_framed(&mut stream))
+    });
+    let (udp, tcp) = read.await.unwrap();
+    assert!(udp.metadata.truncation && udp.answers.len() > 20, "as many as fit");
+    assert!(!tcp.metadata.truncation);
+    assert_eq!(tcp.answers.len(), 200);
+}
+
+fn read_framed(stream: &mut TcpStream) -> Message {
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let mut length = [0; 2];
+    stream.read_exact(&mut length).unwrap();
+    let mut reply = vec![0; usize::from(u16::from_be_bytes(length))];
+    stream.read_exact(&mut reply).unwrap();
+    Message::from_vec(&reply).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_is_answered_in_the_order_of_readiness() {
+    let upstream = Upstream::start(slow);
+    let running = run_with(&[&upstream]);
+    let server = running.address;
+    let names = task::spawn_blocking(move || {
+        let mut stream = TcpStream::connect(server).unwrap();
+        let mut bytes = Vec::new();
+        for name in [OUTSIDE, "web.prod.svc.cluster.local."] {
+            let query = query(name, RecordType::A);
+            bytes.extend(u16::try_from(query.len()).unwrap().to_be_bytes());
+            bytes.extend(query);
+        }
+        // In two pieces, cut in the middle of the second query.
+        let (first, second) = bytes.split_at(bytes.len() - 7);
+        stream.write_all(first).unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+        stream.write_all(second).unwrap();
+        let mut name = || read_framed(&mut stream).queries[0].name().to_string();
+        [name(), name()]
+    });
+    assert_eq!(names.await.unwrap(), ["web.prod.svc.cluster.local.", OUTSIDE]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dead_servers_do_not_slow_the_cluster_down() {
+    let running = run_with(&[&Upstream::start(silent), &Upstream::start(silent)]);
+    let server = running.address;
+    let flood = UdpSocket::bind("127.0.0.1:0").unwrap();
+    for n in 0..5000 {
+        let name = format!("n{n}.example.org.");
+        let _ = flood.send_to(&query(&name, RecordType::A), server);
+    }
+    let times = task::spawn_blocking(move || {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let bytes = query("web.prod.svc.cluster.local.", RecordType::A);
+        let mut buffer = [0; 512];
+        let mut times: Vec<Duration> = (0..200)
+            .map(|_| {
+                let began = Instant::now();
+                socket.send_to(&bytes, server).unwrap();
+                socket.recv_from(&mut buffer).unwrap();
+                began.elapsed()
+            })
+            .collect();
+        times.sort_unstable();
+        times
+    });
+    let median = times.await.unwrap()[100];
+    assert!(median < Duration::from_millis(20), "{median:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_leads_back_is_not_asked() {
+    // The port is known only when the server runs, so it is told to ask itself afterwards.
+    let running = run_at(vec!["192.0.2.53:53".parse().unwrap()]);
+    let itself = Upstreams::new(vec![running.address], Options::default());
+    running.resolver.setup.publish(Arc::new(Setup::standard(Some(Arc::new(itself)))));
+    running.resolver.guard().await;
+    let began = Instant::now();
+    assert_eq!(ask(running.address, OUTSIDE).await.0, ResponseCode::ServFail);
+    assert!(began.elapsed() < Duration::from_secs(1), "nobody waits for nothing");
+    assert_eq!(ask(running.address, "web.prod.svc.cluster.local.").await.1, "10.96.0.1");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rules_of_a_corefile() {
+    let (world, acme) = (Upstream::start(works), Upstream::start(denies));
+    let text = format!(
+        "acme.local {{\n forward . {}\n}}\n. {{\n hosts {{\n  192.0.2.77 db.corp\n  fallthrough\n }}\n \
+         rewrite name old.corp web.prod.svc.cluster.local\n \
+         rewrite name suffix .was.org .org\n \
+         kubernetes cluster.local\n forward . {}\n cache\n}}\n",
+        acme.address, world.address
+    );
+    let rules = corefile::read(&text, false, &|path| std::fs::read_to_string(path)).unwrap();
+    let running = run(rules.setup);
+    use ResponseCode::{NXDomain, NoError};
+    for (name, code, want) in [
+        ("web.prod.svc.cluster.local.", NoError, "10.96.0.1"),
+        ("db.corp.", NoError, "192.0.2.77"),
+        ("old.corp.", NoError, "10.96.0.1"),
+        ("example.was.org.", NoError, "192.0.2.1"),
+        ("example.org.", NoError, "192.0.2.1"),
+        ("x.acme.local.", NXDomain, ""),
+    ] {
+        assert_eq!(ask(running.address, name).await, (code, want.into()), "{name}");
+    }
+    assert_eq!(acme.asked(), 1);
+}

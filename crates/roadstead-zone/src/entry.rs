@@ -1,0 +1,304 @@
+//! Everything about one Service, merged from all of its slices and never changed afterwards.
+//!
+//! Addresses are kept as records ready for the wire, with the owner as a pointer to the question,
+//! so that an answer is a copy of bytes. An endpoint takes some 40 bytes.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+
+use crate::view::{Dashed, Port, Protocol, ServiceKind, ServiceView, SliceView, undashed};
+use crate::zone::Lifetimes;
+
+/// The length of an A record with a pointer for its owner.
+pub const V4_RECORD: usize = 16;
+/// The length of an AAAA record with a pointer for its owner.
+pub const V6_RECORD: usize = 28;
+/// What every record of ours begins with: a pointer to the name in the question.
+pub const QUESTION: [u8; 2] = [0xc0, 12];
+
+/// Addresses by family, in order, each once, as records for the wire.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Addresses {
+    /// A records of [`V4_RECORD`] bytes each.
+    pub v4: Box<[u8]>,
+    /// AAAA records of [`V6_RECORD`] bytes each.
+    pub v6: Box<[u8]>,
+}
+
+impl Addresses {
+    /// Writes the records.
+    pub(crate) fn new(addresses: impl Iterator<Item = IpAddr>, lifetime: u32) -> Self {
+        let mut all: Vec<IpAddr> = addresses.collect();
+        all.sort_unstable();
+        all.dedup();
+        let (mut v4, mut v6) = (Vec::new(), Vec::new());
+        for address in all {
+            let (records, kind, data): (&mut Vec<u8>, u8, &[u8]) = match &address {
+                IpAddr::V4(address) => (&mut v4, 1, &address.octets()),
+                IpAddr::V6(address) => (&mut v6, 28, &address.octets()),
+            };
+            let length = u8::try_from(data.len()).unwrap_or(0);
+            records.extend(QUESTION);
+            records.extend([0, kind, 0, 1]);
+            records.extend(lifetime.to_be_bytes());
+            records.extend([0, length]);
+            records.extend(data);
+        }
+        Self { v4: v4.into(), v6: v6.into() }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.v4.is_empty() && self.v6.is_empty()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.v4.len() / V4_RECORD + self.v6.len() / V6_RECORD
+    }
+
+    /// The addresses themselves.
+    pub fn iter(&self) -> impl Iterator<Item = IpAddr> {
+        let v4 = self
+            .v4
+            .chunks_exact(V4_RECORD)
+            .filter_map(|record| Some(IpAddr::V4(Ipv4Addr::from(*record.last_chunk::<4>()?))));
+        v4.chain(
+            self.v6
+                .chunks_exact(V6_RECORD)
+                .filter_map(|record| Some(IpAddr::V6(Ipv6Addr::from(*record.last_chunk::<16>()?)))),
+        )
+    }
+}
+
+/// What a Service's name stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Only slices of it are known, or its address is still to be allocated.
+    Unknown,
+    ClusterIp,
+    Headless,
+    External(Option<crate::name::Name>),
+}
+
+/// One Service.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    /// The labels of its name and its namespace, in wire form.
+    pub key: Box<[u8]>,
+    pub kind: Kind,
+    /// What its own name stands for.
+    pub own: Addresses,
+    /// The ports it can be asked for: its own, or those of its endpoints if it is headless.
+    pub ports: Box<[Port]>,
+    /// Ready endpoints, by label and address.
+    pub endpoints: Box<[Endpoint]>,
+    /// What SRV records there are; only if it is headless.
+    pub pairs: Box<[Pair]>,
+    slices: Box<[Slice]>,
+}
+
+/// A ready endpoint. Those without a host name come first, by address.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Endpoint {
+    pub host: Option<Box<str>>,
+    pub address: IpAddr,
+    slice: u16,
+}
+
+/// An endpoint with one of its ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Pair {
+    /// The first endpoint with that label.
+    pub endpoint: u32,
+    pub number: u16,
+    /// Which of the entry's ports it is.
+    pub port: u16,
+}
+
+#[derive(Clone, Debug)]
+struct Slice {
+    name: Box<str>,
+    ports: Arc<[Port]>,
+    unready: u32,
+}
+
+impl Entry {
+    /// A Service of which nothing is known yet.
+    pub fn new(key: Box<[u8]>) -> Self {
+        Self {
+            key,
+            kind: Kind::Unknown,
+            own: Addresses::default(),
+            ports: Box::default(),
+            endpoints: Box::default(),
+            pairs: Box::default(),
+            slices: Box::default(),
+        }
+    }
+
+    /// Whether there is nothing left to know.
+    pub fn is_void(&self) -> bool {
+        self.kind == Kind::Unknown && self.slices.is_empty()
+    }
+
+    pub fn is_headless(&self) -> bool {
+        self.kind == Kind::Headless
+    }
+
+    /// Whether the Service itself exists.
+    pub fn exists(&self) -> bool {
+        self.kind != Kind::Unknown
+    }
+
+    /// How many endpoints are not ready.
+    pub fn unready(&self) -> u32 {
+        self.slices.iter().map(|slice| slice.unready).sum()
+    }
+
+    /// The same with another state of the Service itself.
+    pub fn with_service(&self, view: Option<ServiceView>, lifetimes: &Lifetimes) -> Self {
+        let mut entry = self.clone();
+        let (kind, ports, addresses) = match view {
+            None => (Kind::Unknown, Vec::new(), Vec::new()),
+            Some(view) => match view.kind {
+                ServiceKind::ClusterIps(addresses) => (Kind::ClusterIp, view.ports, addresses),
+                ServiceKind::Headless => (Kind::Headless, Vec::new(), Vec::new()),
+                ServiceKind::External(name) => (Kind::External(name), Vec::new(), Vec::new()),
+            },
+        };
+        entry.kind = kind;
+        entry.ports = ports.into();
+        entry.own = Addresses::new(addresses.into_iter(), lifetimes.cluster_ip);
+        entry.finish(lifetimes);
+        entry
+    }
+
+    /// The same with another state of one slice.
+    pub fn with_slice(&self, name: &str, view: Option<SliceView>, lifetimes: &Lifetimes) -> Self {
+        let mut entry = self.clone();
+        let mut slices = std::mem::take(&mut entry.slices).into_vec();
+        let mut endpoints = std::mem::take(&mut entry.endpoints).into_vec();
+        if let Some(at) = slices.iter().position(|slice| *slice.name == *name) {
+            // The last one takes the place of the one that goes.
+            let (at, last) = (number(at), number(slices.len() - 1));
+            endpoints.retain(|endpoint| endpoint.slice != at);
+            slices.swap_remove(usize::from(at));
+            for endpoint in endpoints.iter_mut().filter(|endpoint| endpoint.slice == last) {
+                endpoint.slice = at;
+            }
+        }
+        if let Some(view) = view {
+            let slice = number(slices.len());
+            let unready = u32::try_from(view.unready).unwrap_or(u32::MAX);
+            let same = slices.iter().find(|slice| *slice.ports == *view.ports);
+            let ports = same.map_or_else(|| view.ports.into(), |slice| slice.ports.clone());
+            slices.push(Slice { name: name.into(), ports, unready });
+            let new = view.endpoints.into_iter();
+            endpoints.extend(new.map(|(host, address)| Endpoint { host, address, slice }));
+            endpoints.sort_unstable();
+        }
+        entry.slices = slices.into();
+        entry.endpoints = endpoints.into();
+        entry.finish(lifetimes);
+        entry
+    }
+
+    /// The same with other lifetimes.
+    pub fn with_lifetimes(&self, lifetimes: &Lifetimes) -> Self {
+        let mut entry = self.clone();
+        entry.own = Addresses::new(self.own.iter(), lifetimes.cluster_ip);
+        entry.finish(lifetimes);
+        entry
+    }
+
+    /// What follows from the endpoints.
+    fn finish(&mut self, lifetimes: &Lifetimes) {
+        self.pairs = Box::default();
+        if self.kind != Kind::Headless {
+            return;
+        }
+        let addresses = self.endpoints.iter().map(|endpoint| endpoint.address);
+        self.own = Addresses::new(addresses, lifetimes.endpoint);
+        let mut ports: Vec<Port> =
+            self.slices.iter().flat_map(|slice| slice.ports.iter().cloned()).collect();
+        ports.sort_unstable();
+        ports.dedup_by(|a, b| a.name == b.name && a.protocol == b.protocol);
+        let same = |a: &Port, b: &Port| a.name == b.name && a.protocol == b.protocol;
+        let mut pairs = Vec::new();
+        let mut first = 0;
+        for (at, endpoint) in self.endpoints.iter().enumerate() {
+            if !endpoint.shares_label(&self.endpoints[first]) {
+                first = at;
+            }
+            for port in self.slices[usize::from(endpoint.slice)].ports.iter() {
+                let known = ports.iter().position(|known| same(known, port)).unwrap_or(0);
+                let endpoint = u32::try_from(first).unwrap_or(u32::MAX);
+                pairs.push(Pair { endpoint, number: port.number, port: number(known) });
+            }
+        }
+        pairs.sort_unstable();
+        pairs.dedup();
+        self.ports = ports.into();
+        self.pairs = pairs.into();
+    }
+
+    /// The endpoints with a label; empty if there are none.
+    pub fn host(&self, label: &[u8]) -> &[Endpoint] {
+        let unnamed = self.endpoints.partition_point(|endpoint| endpoint.host.is_none());
+        let (unnamed, named) = self.endpoints.split_at(unnamed);
+        let name =
+            |endpoint: &Endpoint| endpoint.host.as_deref().unwrap_or_default().as_bytes() < label;
+        let from = named.partition_point(name);
+        let rest = &named[from..];
+        let count = rest.iter().take_while(|e| e.host.as_deref().map(str::as_bytes) == Some(label));
+        let found = &rest[..count.count()];
+        if !found.is_empty() {
+            return found;
+        }
+        let Some(address) = undashed(label) else { return &[] };
+        if Dashed::new(address).bytes() != label {
+            return &[];
+        }
+        let from = unnamed.partition_point(|endpoint| endpoint.address < address);
+        let count = unnamed[from..].iter().take_while(|endpoint| endpoint.address == address);
+        &unnamed[from..from + count.count()]
+    }
+
+    /// The endpoints from this one on that share its label.
+    pub fn group(&self, first: usize) -> &[Endpoint] {
+        let rest = &self.endpoints[first..];
+        let count = rest.iter().take_while(|endpoint| endpoint.shares_label(&rest[0])).count();
+        &rest[..count]
+    }
+
+    /// Finds the port `_name._protocol`.
+    pub fn port(&self, name: &[u8], protocol: &[u8]) -> Option<usize> {
+        let same = |port: &Port| *port.name.as_bytes() == *name && is(protocol, port.protocol);
+        self.ports.iter().position(same)
+    }
+
+    /// Whether there is any named port of that protocol.
+    pub fn has_protocol(&self, protocol: &[u8]) -> bool {
+        self.ports.iter().any(|port| !port.name.is_empty() && is(protocol, port.protocol))
+    }
+}
+
+impl Endpoint {
+    /// Whether both have the same name.
+    pub fn shares_label(&self, other: &Self) -> bool {
+        match (&self.host, &other.host) {
+            (None, None) => self.address == other.address,
+            (one, two) => one == two,
+        }
+    }
+}
+
+fn is(label: &[u8], protocol: Protocol) -> bool {
+    *protocol.label().as_bytes() == *label
+}
+
+/// Slices and ports of one Service are counted in 16 bits; beyond that they share a number.
+fn number(count: usize) -> u16 {
+    u16::try_from(count).unwrap_or(u16::MAX)
+}

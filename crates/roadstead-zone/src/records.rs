@@ -1,0 +1,212 @@
+//! The records of an answer: borrowed from the zone, and listed without allocating.
+
+use std::net::IpAddr;
+
+use crate::answer::RecordType;
+use crate::entry::{Addresses, Endpoint, Entry};
+use crate::zone::Zone;
+
+/// Records of one type.
+#[derive(Debug)]
+pub enum Records<'a> {
+    /// A records for the wire, of [`crate::entry::V4_RECORD`] bytes each.
+    V4(&'a [u8]),
+    /// AAAA records for the wire, of [`crate::entry::V6_RECORD`] bytes each.
+    V6(&'a [u8]),
+    /// The A records of an endpoint.
+    HostV4(Host<'a>),
+    /// The AAAA records of an endpoint.
+    HostV6(Host<'a>),
+    /// A single A or AAAA record.
+    One(IpAddr),
+    /// SRV records, to be followed by the addresses of their targets.
+    Services(ServiceRecords<'a>),
+    /// PTR records.
+    Pointers(PointerRecords<'a>),
+    /// The alias itself was asked for, and is in the list of aliases.
+    Alias,
+    /// The SOA record.
+    Soa,
+    /// The NS record: the Service that leads to this server, or `ns.dns` in the zone.
+    Ns(Option<Target<'a>>),
+    /// The version of the DNS specification.
+    Version,
+}
+
+/// The first label of an endpoint's name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostLabel<'a> {
+    /// None: it is the Service itself.
+    Service,
+    /// A host name.
+    Name(&'a str),
+    /// An address, to be written with dashes.
+    Address(IpAddr),
+}
+
+impl<'a> HostLabel<'a> {
+    pub(crate) fn of(endpoint: &'a Endpoint) -> Self {
+        endpoint.host.as_deref().map_or(HostLabel::Address(endpoint.address), HostLabel::Name)
+    }
+}
+
+/// A name in the zone: `host.service.namespace.svc`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target<'a> {
+    /// The endpoint, or the Service itself.
+    pub host: HostLabel<'a>,
+    /// The labels of the Service and its namespace, in wire form.
+    pub key: &'a [u8],
+}
+
+/// The endpoints behind one name.
+#[derive(Clone, Copy, Debug)]
+pub struct Host<'a> {
+    pub(crate) endpoints: &'a [Endpoint],
+}
+
+impl<'a> Host<'a> {
+    /// Their addresses, each once.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<'a> {
+        let all = self.endpoints.iter().enumerate();
+        let endpoints = self.endpoints;
+        let fresh = move |(at, endpoint): &(usize, &Endpoint)| {
+            *at == 0 || endpoints[at - 1].address != endpoint.address
+        };
+        all.filter(fresh).map(|(_, endpoint)| endpoint.address)
+    }
+
+    pub(crate) fn has(&self, kind: RecordType) -> bool {
+        self.endpoints.iter().any(|endpoint| match kind {
+            RecordType::A => endpoint.address.is_ipv4(),
+            RecordType::Aaaa => endpoint.address.is_ipv6(),
+            _ => false,
+        })
+    }
+}
+
+/// One SRV record.
+#[derive(Debug)]
+pub struct ServiceRecord<'a> {
+    /// The port.
+    pub port: u16,
+    /// Shares add up to about a hundred.
+    pub weight: u16,
+    /// Who serves it.
+    pub target: Target<'a>,
+}
+
+/// A target of SRV records, with its addresses.
+#[derive(Debug)]
+pub enum Glue<'a> {
+    /// The Service's own.
+    Own(Target<'a>, &'a Addresses),
+    /// An endpoint's.
+    Host(Target<'a>, Host<'a>),
+}
+
+/// The SRV records of a Service, of one port or of all.
+#[derive(Clone, Copy, Debug)]
+pub struct ServiceRecords<'a> {
+    pub(crate) entry: &'a Entry,
+    /// Which of its ports.
+    pub(crate) only: Option<usize>,
+}
+
+impl<'a> ServiceRecords<'a> {
+    /// The records.
+    pub fn iter(&self) -> impl Iterator<Item = ServiceRecord<'a>> + use<'a> {
+        let weight = self.weight();
+        let entry = self.entry;
+        self.own().chain(self.of_hosts()).map(move |(host, port)| ServiceRecord {
+            port,
+            weight,
+            target: Target { host, key: &entry.key },
+        })
+    }
+
+    /// The addresses of everybody whom the records name.
+    pub fn glue(&self) -> impl Iterator<Item = Glue<'a>> + use<'a> {
+        let entry = self.entry;
+        let target = move |host| Target { host, key: &entry.key };
+        let own = (!entry.is_headless()).then(|| Glue::Own(target(HostLabel::Service), &entry.own));
+        let mut at = 0;
+        let hosts = std::iter::from_fn(move || {
+            if !entry.is_headless() || at >= entry.endpoints.len() {
+                return None;
+            }
+            let endpoints = entry.group(at);
+            at += endpoints.len();
+            Some(Glue::Host(target(HostLabel::of(&endpoints[0])), Host { endpoints }))
+        });
+        own.into_iter().chain(hosts)
+    }
+
+    /// A hundred, shared by every address with every port.
+    fn weight(&self) -> u16 {
+        let entry = self.entry;
+        let count = if entry.is_headless() {
+            self.of_hosts().count()
+        } else {
+            self.own().count() * entry.own.len()
+        };
+        u16::try_from(100 / count.max(1)).unwrap_or(0).max(1)
+    }
+
+    fn own(&self) -> impl Iterator<Item = (HostLabel<'a>, u16)> + use<'a> {
+        let Self { entry, only } = *self;
+        let all = entry.ports.iter().enumerate().filter(move |_| !entry.is_headless());
+        let fresh = move |number| move |port: &crate::view::Port| port.number != number;
+        all.filter(move |(at, port)| match only {
+            Some(only) => only == *at,
+            // The same port over two protocols is one record.
+            None => entry.ports[..*at].iter().all(fresh(port.number)),
+        })
+        .map(|(_, port)| (HostLabel::Service, port.number))
+    }
+
+    fn of_hosts(&self) -> impl Iterator<Item = (HostLabel<'a>, u16)> + use<'a> {
+        let Self { entry, only } = *self;
+        let all = entry.pairs.iter().enumerate();
+        all.filter(move |(at, pair)| match only {
+            Some(only) => only == usize::from(pair.port),
+            None => {
+                let before = at.checked_sub(1).map(|before| entry.pairs[before]);
+                before.is_none_or(|b| (b.endpoint, b.number) != (pair.endpoint, pair.number))
+            }
+        })
+        .filter_map(|(_, pair)| {
+            let endpoint = entry.endpoints.get(usize::try_from(pair.endpoint).ok()?)?;
+            Some((HostLabel::of(endpoint), pair.number))
+        })
+    }
+}
+
+/// The names of an address.
+#[derive(Clone, Copy, Debug)]
+pub struct PointerRecords<'a> {
+    pub(crate) zone: &'a Zone,
+    pub(crate) address: IpAddr,
+}
+
+impl<'a> PointerRecords<'a> {
+    /// The Service that has it as its ClusterIP, or else every Service with such an endpoint.
+    pub fn iter(&self) -> impl Iterator<Item = Target<'a>> + use<'a> {
+        let Self { zone, address } = *self;
+        let own = zone.with_cluster_ip(address).next();
+        let own = own.map(|entry| Target { host: HostLabel::Service, key: &entry.key });
+        let others = zone.with_endpoint(address).filter(move |_| own.is_none());
+        own.into_iter().chain(others.flat_map(move |entry| {
+            let here =
+                entry.endpoints.iter().enumerate().filter(move |(_, e)| e.address == address);
+            // The same endpoint may be in two slices.
+            let fresh = here.filter(|(at, e)| {
+                *at == 0 || {
+                    let before = &entry.endpoints[at - 1];
+                    !(before.shares_label(e) && before.address == e.address)
+                }
+            });
+            fresh.map(|(_, e)| Target { host: HostLabel::of(e), key: &entry.key })
+        }))
+    }
+}

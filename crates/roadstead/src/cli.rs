@@ -7,7 +7,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
-use crate::{apiserver, controllers, proxy, render, snapshot, trace, up, wait};
+use crate::{apiserver, controllers, dns, proxy, render, snapshot, trace, up, wait};
 
 /// Kubernetes Services for any Linux machine.
 ///
@@ -28,6 +28,7 @@ Examples:
   sudo roadstead up                     everything on this machine
   roadstead apiserver --ephemeral       a Kubernetes API for tests, in memory, without root
   sudo roadstead proxy --kubeconfig F   in the place of kube-proxy, in any cluster
+  sudo roadstead dns --kubeconfig F     DNS for another cluster, in the place of CoreDNS
   sudo roadstead snapshot save FILE     a copy of all objects, while it runs
   sudo roadstead cleanup                remove everything: pods, rules and objects";
 
@@ -47,6 +48,8 @@ pub enum Command {
     Trace(trace::Args),
     /// Wait until a change is in the kernel of every node.
     Wait(wait::Args),
+    /// Run only the DNS server, for any cluster, in the place of CoreDNS.
+    Dns(Box<dns::Args>),
     /// Save all objects in a file, or restore them from one.
     Snapshot(snapshot::Args),
     /// Remove every process, namespace, link, rule and file that `up` with the same flags made, objects
@@ -71,6 +74,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Render(args) => render::run(args).await,
         Command::Trace(args) => trace::run(args).await,
         Command::Wait(args) => wait::run(args).await,
+        Command::Dns(args) => dns::run(*args).await,
         Command::Snapshot(args) => snapshot::run(args).await,
         Command::Cleanup(args) => up::cleanup(args).await,
     }

@@ -8,6 +8,7 @@ mod cli;
 mod compose;
 mod controllers;
 mod culprit;
+mod dns;
 mod machine;
 mod proxy;
 mod render;

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use ipnet::IpNet;
 use roadstead_api::ip::Family;
@@ -18,6 +18,7 @@ use crate::metrics::Metrics;
 use crate::rbac::Rbac;
 use crate::receive::Bodies;
 use crate::registry::{Catalog, Registry};
+use crate::settle::Settled;
 use crate::tokens::Tokens;
 
 /// What an operator can choose.
@@ -62,6 +63,8 @@ pub struct Api {
     pub(crate) audit: Option<Audit>,
     pub(crate) services: Services,
     pub(crate) ranges: Ranges,
+    /// Who must have taken in a write before it is acknowledged.
+    pub(crate) settled: OnceLock<Settled>,
 }
 
 impl Api {
@@ -90,7 +93,13 @@ impl Api {
             audit: config.audit.take(),
             config,
             tokens,
+            settled: OnceLock::new(),
         })
+    }
+
+    /// From now on writes wait until this component has taken them in. Only the first one counts.
+    pub fn settle(&self, settled: Settled) {
+        let _ = self.settled.set(settled);
     }
 }
 

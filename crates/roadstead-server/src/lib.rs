@@ -39,6 +39,7 @@ mod request;
 mod reviews;
 mod scale;
 pub mod serve;
+pub mod settle;
 mod tag;
 pub mod tokens;
 mod view;

@@ -250,8 +250,14 @@ pub async fn commit(
     if dry_run {
         return Ok(Some(api.store.revision()));
     }
+    let settled = api.settled.get().filter(|settled| settled.concerns(&transaction));
     match api.store.commit(transaction).await {
-        Ok(revision) => Ok(Some(revision)),
+        Ok(revision) => {
+            if let Some(settled) = settled {
+                settled.wait(revision).await;
+            }
+            Ok(Some(revision))
+        }
         Err(StoreError::Conflict { .. }) => Ok(None),
         Err(error) => Err(error.into()),
     }

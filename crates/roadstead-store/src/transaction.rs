@@ -29,6 +29,11 @@ impl Transaction {
         self
     }
 
+    /// Whether it writes or removes anything in a bucket.
+    pub fn writes_to(&self, bucket: &str) -> bool {
+        self.writes.iter().any(|(key, _)| *key.bucket == *bucket)
+    }
+
     /// Removes an entry; if there is none, nothing happens.
     pub fn delete(mut self, key: Key) -> Self {
         self.writes.push((key, None));

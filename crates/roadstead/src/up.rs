@@ -10,13 +10,15 @@ use clap::{ArgAction, Parser};
 use ipnet::Ipv4Net;
 use jiff::Timestamp;
 use kube::Client;
+use roadstead_dns::agent::Source;
 use roadstead_forwarding::surroundings::{DetectLocal, Surroundings};
 use roadstead_plan::alloc;
 use roadstead_proxy::drop_in;
 use roadstead_proxy::plane::Mode;
-use roadstead_server::api::User;
+use roadstead_server::api::{Api, User};
 use roadstead_server::identity::Authority;
 use roadstead_server::local::Local;
+use roadstead_server::settle::Settled;
 use roadstead_server::tokens::Tokens;
 use roadstead_store::store::Store;
 use tokio_util::sync::CancellationToken;
@@ -172,6 +174,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     };
     let server = apiserver::start(setup, stop.clone()).await?;
     let client = Client::new(Local::new(server.api.clone(), User::component()), "default");
+    let api = server.api.clone();
     let mut tasks = Tasks::new(stop.clone());
     let url = server.url();
     server.write_kubeconfig(&authority, &plan.kubeconfig)?;
@@ -195,7 +198,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         // The DNS server listens on the bridge, which is there when the node is ready.
         tasks.unless_one_fails(visible::node_ready(&client, &plan.node_name, since)).await?;
     }
-    start_dns(&plan, dns, &client, &mut tasks, &stop);
+    start_dns(&plan, dns, (&client, api), &mut tasks, &stop);
     report(&plan, &url, dns, privileged, begin);
     let outcome = tasks.finish().await;
     if privileged && plan.args.ephemeral {
@@ -221,7 +224,7 @@ fn start_node(plan: &Plan, client: &Client, tasks: &mut Tasks, stop: &Cancellati
 fn start_dns(
     plan: &Plan,
     listen: SocketAddr,
-    client: &Client,
+    (client, api): (&Client, Arc<Api>),
     tasks: &mut Tasks,
     stop: &CancellationToken,
 ) {
@@ -230,10 +233,26 @@ fn start_dns(
         zone: plan.args.cluster_domain.clone(),
         upstreams: machine::name_servers(),
         addresses: vec![plan.dns_ip.into()],
+        corefile: Some(Source::ConfigMap("kube-system".into(), "coredns".into())),
+        lease: Some(format!("roadstead-dns-{}", plan.node_name)),
         ..Default::default()
     };
+    let mut programmed = config.published.subscribe();
+    let services = config.services.subscribe();
     let dns = roadstead_dns::agent::run(client.clone(), config, stop.clone());
-    tasks.spawn("DNS", async move { Ok(dns.await?) });
+    tasks.spawn("DNS", async move {
+        let settle = async {
+            if programmed.wait_for(|programmed| programmed.ready).await.is_ok() {
+                // A Service is acknowledged when its name resolves.
+                api.settle(Settled { resource: "services".into(), revision: services });
+            }
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            ended = dns => Ok(ended?),
+            () = settle => Ok(()),
+        }
+    });
 }
 
 /// Says what runs, and what to type next.

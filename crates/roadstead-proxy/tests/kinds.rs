@@ -300,6 +300,15 @@ fn every_kind(family: IpFamily, mode: Mode) {
 }
 
 #[test]
+fn every_kind_through_nftables() {
+    laboratory(|| {
+        prepare();
+        every_kind(IpFamily::V4, Mode::Nftables);
+        every_kind(IpFamily::V6, Mode::Nftables);
+    });
+}
+
+#[test]
 fn every_kind_through_iptables() {
     laboratory(|| {
         prepare();

@@ -271,12 +271,10 @@ fn every_kind(mode: Mode) {
         let config = Config { node_name: NODE.into(), mode, surroundings, ..Config::default() };
         let mut agent = Agent::new(config).unwrap();
         world.program(&mut agent);
-        for protocol in ["TCP"] {
-            check_served(&world, protocol);
-            check_unserved(&world, protocol);
-            check_affinity(&world, protocol);
-            check_hairpin(&world, protocol);
-        }
+        check_served(&world, "TCP");
+        check_unserved(&world, "TCP");
+        check_affinity(&world, "TCP");
+        check_hairpin(&world, "TCP");
     }
 }
 

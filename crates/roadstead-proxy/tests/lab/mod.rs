@@ -49,15 +49,7 @@ pub fn serve(name: &str) {
 
 /// Connects once; returns who answered and whom they saw.
 pub fn call(protocol: &str, frontend: SocketAddr) -> io::Result<(String, IpAddr)> {
-    call_within(TIMEOUT, protocol, frontend)
-}
-
-/// Connects once, with that much patience.
-pub fn call_within(
-    patience: Duration,
-    protocol: &str,
-    frontend: SocketAddr,
-) -> io::Result<(String, IpAddr)> {
+    let patience = TIMEOUT;
     let mut answer = String::new();
     if protocol == "TCP" {
         let mut connection = TcpStream::connect_timeout(&frontend, patience)?;

@@ -1,0 +1,168 @@
+//! Changes under traffic: nobody who calls may notice them, and nobody may be sent to what is gone.
+
+mod lab;
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use roadstead_proxy::agent::{Agent, Config};
+use roadstead_testkit::netns::{inside, laboratory, make_node};
+use roadstead_watch::informer::Change;
+use serde_json::{Value, json};
+
+use self::lab::{NODE, PORT, call, start_pod};
+
+/// The Service, and the port behind which connections are held open.
+const ADDRESS: &str = "10.96.0.1";
+const HOLD: u16 = 9090;
+const OPEN: usize = 1_000;
+
+fn vip(port: u16) -> SocketAddr {
+    SocketAddr::new(ADDRESS.parse().unwrap(), port)
+}
+
+fn port(name: &str, protocol: &str, port: u16) -> Value {
+    json!({"name": name, "protocol": protocol, "port": port})
+}
+
+fn new_agent() -> Agent {
+    let config = Config { node_name: NODE.into(), ..Config::default() };
+    let mut agent = Agent::new(config).unwrap();
+    let service = json!({
+        "metadata": {"namespace": "default", "name": "web"},
+        "spec": {"clusterIP": ADDRESS, "clusterIPs": [ADDRESS],
+            "ports": [port("tcp", "TCP", 80), port("udp", "UDP", 80), port("hold", "TCP", 81)]},
+    });
+    agent.observe_service(&Change::Set(Arc::new(serde_json::from_value(service).unwrap())));
+    agent
+}
+
+/// Makes these the endpoints of the Service.
+fn set(agent: &mut Agent, addresses: &[String]) {
+    let endpoint = |address: &String| json!({"addresses": [address], "nodeName": NODE, "conditions": {"ready": true}});
+    let slice = json!({
+        "metadata": {"namespace": "default", "name": "web",
+            "labels": {"kubernetes.io/service-name": "web"}},
+        "addressType": "IPv4",
+        "ports": [port("tcp", "TCP", PORT), port("udp", "UDP", PORT), port("hold", "TCP", HOLD)],
+        "endpoints": addresses.iter().map(endpoint).collect::<Vec<_>>(),
+    });
+    agent.observe_slice(&Change::Set(Arc::new(serde_json::from_value(slice).unwrap())));
+    agent.commit().unwrap();
+}
+
+/// A client of UDP keeps its port, so the kernel keeps its flow; it must be moved when its target
+/// goes, and when the first one comes.
+#[test]
+fn datagrams_follow_their_service() {
+    laboratory(|| {
+        make_node();
+        let [here, there] = [2, 3].map(|number| start_pod(number).address.to_string());
+        start_pod(4);
+        let mut agent = new_agent();
+        set(&mut agent, std::slice::from_ref(&here));
+        let socket = inside("pod-4", || UdpSocket::bind("0.0.0.0:4000").unwrap());
+        socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        let ask = || {
+            socket.send_to(b"hello", vip(80)).ok()?;
+            let mut buffer = [0; 64];
+            let (length, _) = socket.recv_from(&mut buffer).ok()?;
+            let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
+            text.split(' ').next().map(str::to_owned)
+        };
+        for (addresses, want) in [
+            (vec![here.clone()], Some("pod-2")),
+            (vec![there.clone()], Some("pod-3")),
+            (vec![], None),
+            (vec![here.clone()], Some("pod-2")),
+            (vec![here, there], Some("pod-2")),
+        ] {
+            set(&mut agent, &addresses);
+            // Flows are forgotten right after the commit, on a thread of their own.
+            let started = Instant::now();
+            let mut answer = ask();
+            while answer.as_deref() != want && started.elapsed() < Duration::from_secs(2) {
+                answer = ask();
+            }
+            assert_eq!(answer.as_deref(), want, "{addresses:?}");
+        }
+    });
+}
+
+/// Endpoints come and go a hundred times a second, then the proxy is replaced ten times, while a
+/// thousand connections are open; nobody may notice. `ROADSTEAD_CHURN_SECONDS` makes it longer.
+#[test]
+fn no_request_is_lost() {
+    laboratory(|| {
+        make_node();
+        let names = [2, 3, 4].map(start_pod);
+        let pods = names.each_ref().map(|pod| pod.address.to_string());
+        let held: Arc<Mutex<Vec<TcpStream>>> = Arc::default();
+        names.iter().for_each(|pod| hold(&pod.name, held.clone()));
+        let seconds = std::env::var("ROADSTEAD_CHURN_SECONDS").ok().and_then(|s| s.parse().ok());
+        let changes: usize = 100 * seconds.unwrap_or(3);
+        let mut agent = new_agent();
+        set(&mut agent, &pods);
+        let open: Vec<_> =
+            (0..OPEN).map(|_| inside("outside", || TcpStream::connect(vip(81)).unwrap())).collect();
+        let stop = &AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let client = |place: &'static str| {
+                scope.spawn(move || {
+                    let mut calls = 0;
+                    while !stop.load(Ordering::Relaxed) {
+                        inside(place, || call("TCP", vip(80))).unwrap();
+                        calls += 1;
+                    }
+                    calls
+                })
+            };
+            let clients = ["outside", "pod-2"].map(client);
+            for change in 0..changes {
+                // Never the same two in a row, never none.
+                let gone = change % 4;
+                let present = pods.iter().enumerate().filter(|(number, _)| *number != gone);
+                set(&mut agent, &present.map(|(_, pod)| pod.clone()).collect::<Vec<_>>());
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            for _ in 0..10 {
+                drop(agent);
+                agent = new_agent();
+                set(&mut agent, &pods);
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            stop.store(true, Ordering::Relaxed);
+            let calls: usize = clients.into_iter().map(|client| client.join().unwrap()).sum();
+            assert!(calls > changes, "only {calls} calls were made");
+        });
+        still_alive(&held.lock().unwrap(), &open);
+    });
+}
+
+/// Takes connections in a namespace and keeps them.
+fn hold(namespace: &str, held: Arc<Mutex<Vec<TcpStream>>>) {
+    let listener = inside(namespace, || TcpListener::bind(("::", HOLD)).unwrap());
+    std::thread::spawn(move || {
+        for connection in listener.incoming().flatten() {
+            held.lock().unwrap().push(connection);
+        }
+    });
+}
+
+/// What a server says now reaches its client, and the other way round.
+fn still_alive(servers: &[TcpStream], clients: &[TcpStream]) {
+    assert_eq!(servers.len(), OPEN);
+    servers.iter().for_each(|mut server| server.write_all(b"?").unwrap());
+    for mut client in clients {
+        client.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        client.read_exact(&mut [0]).unwrap();
+        client.write_all(b"!").unwrap();
+    }
+    for mut server in servers {
+        server.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        server.read_exact(&mut [0]).unwrap();
+    }
+}

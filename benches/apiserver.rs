@@ -94,6 +94,7 @@ async fn config(kubeconfig: &Path) -> kube::Config {
 /// One connection of the load.
 struct Connection {
     sender: SendRequest<Full<Bytes>>,
+    config: kube::Config,
     host: String,
 }
 
@@ -109,11 +110,15 @@ impl Connection {
         let stream = connector.connect(name.try_into().unwrap(), stream).await.unwrap();
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
         tokio::spawn(connection);
-        Self { sender, host }
+        Self { sender, config: config.clone(), host }
     }
 
     async fn ask(&mut self, call: Call) {
         let Call { method, path, body } = call;
+        // Servers may close a connection after some time.
+        if self.sender.ready().await.is_err() {
+            *self = Self::open(&self.config.clone()).await;
+        }
         let media = match method {
             Method::PATCH => "application/merge-patch+json",
             _ => "application/json",

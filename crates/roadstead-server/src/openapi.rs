@@ -96,13 +96,15 @@ fn make(registry: &Registry, group: &str, version: &str) -> Value {
     })
 }
 
-/// Enough of v2 that old clients can check manifests: all types, no operations.
+/// Enough of v2 that old clients can check manifests and see that every kind can be patched
+/// without effect: all types, and of the operations that one.
 fn make_v2(registry: &Registry) -> Value {
     let resources: Vec<_> = registry.iter().collect();
+    let paths: Map<_, _> = resources.iter().map(|resource| patch_v2(resource)).collect();
     json!({
         "swagger": "2.0",
         "info": {"title": "Kubernetes", "version": "v1.37.0"},
-        "paths": {},
+        "paths": paths,
         "definitions": definitions(Schema::kubernetes(), &resources, Style::V2),
     })
 }
@@ -169,6 +171,18 @@ fn collect(schema: &Schema, id: TypeId, needed: &mut BTreeSet<String>) {
             collect(schema, *id, needed);
         }
     }
+}
+
+/// The path of a kind's objects, with the operation that changes one.
+fn patch_v2(resource: &Resource) -> (String, Value) {
+    let info = resource.info();
+    let place = if info.namespaced { "namespaces/{namespace}/" } else { "" };
+    let path = format!("/{}/{place}{}/{{name}}", path_of(info.group, info.version), info.plural);
+    let gvk = json!({"group": info.group, "version": info.version, "kind": info.kind});
+    let dry_run = json!({"in": "query", "name": "dryRun", "type": "string", "uniqueItems": true});
+    let patch = json!({"parameters": [dry_run], "x-kubernetes-group-version-kind": gvk,
+        "x-kubernetes-action": "patch", "responses": {"200": {"description": "OK"}}});
+    (path, json!({"patch": patch}))
 }
 
 /// Enough of the paths that kubectl finds what it can do with a kind.

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use jiff::Timestamp;
 use roadstead_store::entry::{Entry, Revision};
 use roadstead_store::error::StoreError;
+use roadstead_store::store::{Page, Range, Snapshot};
 use serde::{Deserialize, Serialize};
 
 use crate::api::Api;
@@ -45,6 +46,9 @@ struct Continue {
     #[serde(rename = "rv")]
     revision: i64,
     start: String,
+    /// How many entries came before.
+    #[serde(rename = "n", default)]
+    served: usize,
 }
 
 const NEWEST: i64 = -1;
@@ -58,8 +62,9 @@ impl Continue {
             .ok_or_else(|| ApiError::bad_request("continue key is not valid"))
     }
 
-    fn write(revision: i64, start: &str) -> String {
-        let token = Self { version: "meta.k8s.io/v1".into(), revision, start: start.into() };
+    fn write(revision: i64, start: &str, served: usize) -> String {
+        let (version, start) = ("meta.k8s.io/v1".into(), start.into());
+        let token = Self { version, revision, start, served };
         URL_SAFE_NO_PAD.encode(serde_json::to_vec(&token).expect("a token can be written"))
     }
 }
@@ -82,34 +87,56 @@ pub fn list(
         Some(token) => u64::try_from(token.revision).ok().map(Revision),
         None => snapshot_revision(api, query)?,
     };
-    let snapshot = api.store.list(&resource.bucket, filter.prefix(), at);
-    let snapshot = snapshot.map_err(|error| match (error, &token) {
+    let (start, served) = token.as_ref().map_or(("", 0), |token| (&token.start, token.served));
+    let page = match limit > 0 && !filter.looks_inside() {
+        true => {
+            let range = Range { prefix: filter.prefix(), after: start, limit };
+            api.store.page(&resource.bucket, &range, at)
+        }
+        false => matching(api, resource, &filter, start, limit, at),
+    };
+    let page = page.map_err(|error| match (error, &token) {
         (StoreError::Compacted { .. }, Some(token)) => {
-            ApiError::inconsistent(Continue::write(NEWEST, &token.start))
+            ApiError::inconsistent(Continue::write(NEWEST, &token.start, token.served))
         }
         (StoreError::Compacted { .. }, None) => {
             ApiError::expired("The resourceVersion for the provided list is too old.")
         }
         (other, _) => other.into(),
     })?;
-    let start = token.map(|token| token.start).unwrap_or_default();
-    let mut entries = snapshot.entries;
+    let (mut next, mut remaining) = (String::new(), None);
+    if let Some(last) = page.entries.last().filter(|_| page.more) {
+        let served = served + page.entries.len();
+        // An estimate: what is counted is the newest state.
+        remaining = (!filter.looks_inside()).then(|| page.total.saturating_sub(served).max(1));
+        let revision = i64::try_from(page.revision.0).unwrap_or(NEWEST);
+        next = Continue::write(revision, &last.key.path, served);
+    }
+    let listed = Listed { entries: &page.entries, revision: page.revision, next, remaining };
+    Ok(view.many(resource, &listed, Timestamp::now()))
+}
+
+/// The first objects that pass a filter, looked for outside the store.
+fn matching(
+    api: &Api,
+    resource: &Resource,
+    filter: &Filter,
+    start: &str,
+    limit: usize,
+    at: Option<Revision>,
+) -> Result<Page, StoreError> {
+    let Snapshot { mut entries, revision } =
+        api.store.list(&resource.bucket, filter.prefix(), at)?;
+    let total = entries.len();
     entries.retain(|entry| {
         *entry.key.path > *start
             && (!filter.looks_inside() || filter.matches(&entry.key.path, &entry.value))
     });
-    let (mut next, mut remaining) = (String::new(), None);
-    if limit > 0 && entries.len() > limit {
-        if !filter.looks_inside() {
-            remaining = Some(entries.len() - limit);
-        }
+    let more = limit > 0 && entries.len() > limit;
+    if more {
         entries.truncate(limit);
-        let last = entries.last().expect("a page has at least one entry");
-        let revision = i64::try_from(snapshot.revision.0).unwrap_or(NEWEST);
-        next = Continue::write(revision, &last.key.path);
     }
-    let listed = Listed { entries: &entries, revision: snapshot.revision, next, remaining };
-    Ok(view.many(resource, &listed, Timestamp::now()))
+    Ok(Page { entries, more, total, revision })
 }
 
 /// The past revision that a list insists on, if it does.

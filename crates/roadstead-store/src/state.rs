@@ -13,7 +13,7 @@ use crate::feed::Batch;
 use crate::history::{History, Limits};
 use crate::journal::Contents;
 use crate::plan::Plan;
-use crate::store::Snapshot;
+use crate::store::{Page, Range, Snapshot};
 
 /// The objects, their history, and the one order of all writes.
 #[derive(Debug, Default)]
@@ -28,6 +28,8 @@ pub(crate) struct State {
 #[derive(Debug)]
 struct Bucket {
     entries: BTreeMap<Arc<str>, Arc<Entry>>,
+    /// How many entries there are under each first part of a path (`namespace/`).
+    counts: HashMap<Box<str>, usize>,
     history: VecDeque<Arc<Event>>,
     /// Events up to and including this revision have been forgotten.
     forgotten: Revision,
@@ -37,8 +39,37 @@ struct Bucket {
 impl Bucket {
     fn new(forgotten: Revision) -> Self {
         let (changed, _) = watch::channel(Revision(0));
-        let (entries, history) = (BTreeMap::new(), VecDeque::new());
-        Self { entries, history, forgotten, changed }
+        let (entries, counts, history) = (BTreeMap::new(), HashMap::new(), VecDeque::new());
+        Self { entries, counts, history, forgotten, changed }
+    }
+
+    fn insert(&mut self, path: Arc<str>, entry: Arc<Entry>) {
+        if self.entries.insert(path.clone(), entry).is_none()
+            && let Some(group) = group(&path)
+        {
+            *self.counts.entry(group.into()).or_default() += 1;
+        }
+    }
+
+    fn remove(&mut self, path: &str) {
+        if self.entries.remove(path).is_some()
+            && let Some(group) = group(path)
+            && let Some(count) = self.counts.get_mut(group)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(group);
+            }
+        }
+    }
+
+    /// How many entries have this prefix: at once for all, and for a first part of their paths.
+    fn count(&self, prefix: &str) -> usize {
+        match group(prefix) {
+            None if prefix.is_empty() => self.entries.len(),
+            Some(whole) if whole == prefix => self.counts.get(prefix).copied().unwrap_or(0),
+            _ => self.under(prefix).count(),
+        }
     }
 }
 
@@ -60,7 +91,7 @@ impl State {
             }
             let key = state.shared_key(entry.key);
             let entry = Arc::new(Entry { key: key.clone(), ..entry });
-            state.bucket(&key.bucket).entries.insert(key.path.clone(), entry);
+            state.bucket(&key.bucket).insert(key.path.clone(), entry);
         }
         let mut events = Vec::with_capacity(contents.log.len());
         let mut past: HashMap<Key, Option<Arc<Entry>>> = HashMap::new();
@@ -104,11 +135,11 @@ impl State {
         let mut touched = Vec::new();
         for event in plan.events {
             self.revision = event.revision;
-            let entries = &mut self.bucket(&event.key.bucket).entries;
+            let bucket = self.bucket(&event.key.bucket);
             match &event.after {
-                Some(entry) => entries.insert(event.key.path.clone(), entry.clone()),
-                None => entries.remove(&event.key.path),
-            };
+                Some(entry) => bucket.insert(event.key.path.clone(), entry.clone()),
+                None => bucket.remove(&event.key.path),
+            }
             if !touched.contains(&event.key.bucket) {
                 touched.push(event.key.bucket.clone());
             }
@@ -169,6 +200,49 @@ impl State {
         Ok(Snapshot { entries: past.into_values().collect(), revision })
     }
 
+    /// A part of what `list` gives. The cost depends on the size of the page and, for a past
+    /// revision, on how much has happened since.
+    pub(crate) fn page(
+        &self,
+        bucket: &str,
+        range: &Range<'_>,
+        at: Option<Revision>,
+    ) -> Result<Page, StoreError> {
+        let newest = self.revision;
+        let revision = at.unwrap_or(newest);
+        if revision > newest {
+            return Err(StoreError::Future { asked: revision, newest });
+        }
+        let Some(bucket) = self.buckets.get(bucket) else {
+            check_kept(revision, self.floor)?;
+            return Ok(Page { entries: Vec::new(), more: false, total: 0, revision });
+        };
+        check_kept(revision, bucket.forgotten)?;
+        let later = bucket.history.iter().rev().take_while(|event| event.revision > revision);
+        // What was different then; the oldest of several changes tells.
+        let past: BTreeMap<&str, &Option<Arc<Entry>>> =
+            later.map(|event| (&*event.key.path, &event.before)).collect();
+        let wanted = range.limit.saturating_add(1);
+        let is_wanted = |path: &str| path > range.after && path.starts_with(range.prefix);
+        let start = range.after.max(range.prefix);
+        let unchanged = bucket
+            .entries
+            .range::<str, _>((Bound::Included(start), Bound::Unbounded))
+            .take_while(|(path, _)| path.starts_with(range.prefix))
+            .filter(|(path, _)| is_wanted(path) && !past.contains_key(&***path))
+            .map(|(_, entry)| entry);
+        let mut entries: Vec<_> = unchanged.take(wanted).cloned().collect();
+        let changed = past.iter().filter(|(path, _)| is_wanted(path));
+        let before = entries.len();
+        entries.extend(changed.filter_map(|(_, before)| (*before).clone()).take(wanted));
+        if entries.len() > before {
+            entries.sort_by(|one, other| one.key.path.cmp(&other.key.path));
+        }
+        let more = entries.len() > range.limit;
+        entries.truncate(range.limit);
+        Ok(Page { entries, more, total: bucket.count(range.prefix), revision })
+    }
+
     /// A reader of a bucket's events after a revision, if they are all still there.
     pub(crate) fn subscribe(
         &mut self,
@@ -209,6 +283,11 @@ impl Bucket {
             .take_while(move |(path, _)| path.starts_with(prefix))
             .map(|(_, entry)| entry)
     }
+}
+
+/// The part of a path up to its first slash.
+fn group(path: &str) -> Option<&str> {
+    path.find('/').map(|slash| &path[..=slash])
 }
 
 fn check_kept(asked: Revision, oldest: Revision) -> Result<(), StoreError> {

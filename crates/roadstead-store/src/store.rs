@@ -30,6 +30,30 @@ pub struct Store {
     committer: Option<Committer>,
 }
 
+/// Which entries of a bucket a page has.
+#[derive(Clone, Copy, Debug)]
+pub struct Range<'a> {
+    /// Paths begin with this,
+    pub prefix: &'a str,
+    /// come after this,
+    pub after: &'a str,
+    /// and are no more than that.
+    pub limit: usize,
+}
+
+/// Some entries, in the order of their keys.
+#[derive(Debug)]
+pub struct Page {
+    /// The entries.
+    pub entries: Vec<Arc<Entry>>,
+    /// Whether there are others after them.
+    pub more: bool,
+    /// How many entries have the prefix now.
+    pub total: usize,
+    /// The revision at which this was so.
+    pub revision: Revision,
+}
+
 /// Entries as they were at one revision.
 #[derive(Debug)]
 pub struct Snapshot {
@@ -96,6 +120,17 @@ impl Store {
         at: Option<Revision>,
     ) -> Result<Snapshot, StoreError> {
         self.view.read().list(bucket, prefix, at)
+    }
+
+    /// The first entries of a range, now or at a past revision. However many there are, this costs
+    /// only what the page costs.
+    pub fn page(
+        &self,
+        bucket: &str,
+        range: &Range<'_>,
+        at: Option<Revision>,
+    ) -> Result<Page, StoreError> {
+        self.view.read().page(bucket, range, at)
     }
 
     /// The entries of all buckets, in the order of their keys.

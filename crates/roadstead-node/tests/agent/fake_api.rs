@@ -115,7 +115,15 @@ impl FakeApi {
         let body: Value = serde_json::from_slice(&body).unwrap_or(Value::Null);
         if path == "/api/v1/pods" {
             assert!(query.contains("spec.nodeName"), "{query}");
-            return if query.contains("watch=true") { self.watch() } else { self.list() };
+            return match query.contains("watch=true") {
+                // An old server: it must be asked for a list.
+                true if query.contains("sendInitialEvents") => {
+                    let status = json!({"kind": "Status", "status": "Failure", "code": 422});
+                    reply(StatusCode::UNPROCESSABLE_ENTITY, &status)
+                }
+                true => self.watch(),
+                false => self.list(),
+            };
         }
         let object = path.strip_suffix("/status").unwrap_or(&path).to_owned();
         let found = match method {

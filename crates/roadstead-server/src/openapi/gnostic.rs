@@ -1,5 +1,5 @@
 //! OpenAPI v2 in protobuf, as the gnostic project defines it: the only form that kubectl before
-//! 1.27 reads. Only the parts that describe types are written.
+//! 1.27 reads. Only types are written, and the operations that patch.
 
 use bytes::Bytes;
 use serde_json::Value;
@@ -12,9 +12,37 @@ pub fn encode(document: &Value) -> Bytes {
     info.text(1, &document["info"]["title"]);
     info.text(2, &document["info"]["version"]);
     out.message(2, info);
-    out.message(8, Message::default());
+    out.message(8, paths(&document["paths"]));
     out.message(9, named_schemas(&document["definitions"]));
     out.0.into()
+}
+
+/// `Paths`: of each, the operation that patches.
+fn paths(paths: &Value) -> Message {
+    let mut out = Message::default();
+    for (path, item) in paths.as_object().into_iter().flatten() {
+        let mut value = Message::default();
+        value.message(8, operation(&item["patch"]));
+        let mut named = Message::default();
+        named.string(1, path);
+        named.message(2, value);
+        out.message(2, named);
+    }
+    out
+}
+
+fn operation(value: &Value) -> Message {
+    let mut out = Message::default();
+    for parameter in value["parameters"].as_array().into_iter().flatten() {
+        let mut query = Message::default();
+        query.text(2, &parameter["in"]);
+        query.text(4, &parameter["name"]);
+        query.text(6, &parameter["type"]);
+        // A parameters item is a parameter, which is none of the body, but of the query.
+        out.message(8, query.within(3).within(2).within(1));
+    }
+    extensions(value, 13, &mut out);
+    out
 }
 
 /// `Definitions` and `Properties`: schemas by name.
@@ -55,6 +83,11 @@ fn schema(value: &Value) -> Message {
     if value["properties"].is_object() {
         out.message(25, named_schemas(&value["properties"]));
     }
+    extensions(value, 31, &mut out);
+    out
+}
+
+fn extensions(value: &Value, number: u32, out: &mut Message) {
     let fields = value.as_object().into_iter().flatten();
     for (name, extension) in fields.filter(|(name, _)| name.starts_with("x-")) {
         let mut any = Message::default();
@@ -63,9 +96,8 @@ fn schema(value: &Value) -> Message {
         let mut named = Message::default();
         named.string(1, name);
         named.message(2, any);
-        out.message(31, named);
+        out.message(number, named);
     }
-    out
 }
 
 /// A protobuf message under construction.
@@ -86,6 +118,13 @@ impl Message {
 
     fn message(&mut self, number: u32, message: Message) {
         self.bytes(number, &message.0);
+    }
+
+    /// A message of which this one is the only field.
+    fn within(self, number: u32) -> Message {
+        let mut out = Message::default();
+        out.message(number, self);
+        out
     }
 
     fn bytes(&mut self, number: u32, bytes: &[u8]) {

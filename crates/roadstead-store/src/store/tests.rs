@@ -227,7 +227,11 @@ proptest! {
         for mut subject in Subject::both(Options::default()) {
             let revisions = runtime.block_on(write(&subject.store, &operations));
             subject.reopen();
-            follow(&subject.store, revisions[start % revisions.len()])?;
+            let start = revisions[start % revisions.len()];
+            follow(&subject.store, start)?;
+            for prefix in ["", "even/", "odd/", "odd/k1", "none/"] {
+                pages(&subject.store, prefix, start)?;
+            }
         }
     }
 }
@@ -235,7 +239,8 @@ proptest! {
 async fn write(store: &Store, operations: &[(u8, Option<u8>)]) -> Vec<Revision> {
     let mut revisions = vec![Revision(0)];
     for (name, value) in operations {
-        let key = key(&format!("k{name}"));
+        let group = ["even", "odd"][usize::from(name % 2)];
+        let key = key(&format!("{group}/k{name}"));
         let change = match value {
             Some(value) => Transaction::new().put(key, Bytes::copy_from_slice(&[*value])),
             None => Transaction::new().delete(key),
@@ -262,5 +267,31 @@ fn follow(store: &Arc<Store>, start: Revision) -> Result<(), TestCaseError> {
         };
     }
     prop_assert_eq!(model, content(store.list("things", "", None).unwrap()));
+    Ok(())
+}
+
+/// Page by page, a past or present state is the same as in one piece.
+fn pages(store: &Arc<Store>, prefix: &str, at: Revision) -> Result<(), TestCaseError> {
+    for at in [Some(at), None] {
+        let whole = store.list("things", prefix, at).unwrap();
+        for limit in [1, 2, 5] {
+            let (mut found, mut after) = (Vec::new(), String::new());
+            loop {
+                let range = Range { prefix, after: &after, limit };
+                let page = store.page("things", &range, at).unwrap();
+                prop_assert!(page.entries.len() <= limit);
+                prop_assert_eq!(page.revision, whole.revision);
+                found.extend(page.entries);
+                if !page.more {
+                    let now = store.list("things", prefix, None).unwrap().entries.len();
+                    prop_assert_eq!(page.total, now);
+                    break;
+                }
+                after = found.last().unwrap().key.path.to_string();
+            }
+            let found = Snapshot { entries: found, revision: whole.revision };
+            prop_assert_eq!(text(&found), text(&whole));
+        }
+    }
     Ok(())
 }

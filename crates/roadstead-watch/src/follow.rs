@@ -253,7 +253,7 @@ impl Follower {
                 self.phase = Phase::Start;
                 return;
             }
-            End::Refused(status) if initial && self.streams && is_bad_request(&status) => {
+            End::Refused(status) if initial && self.streams && cannot_stream(&status) => {
                 debug!(message = ?status.message, "no streamed lists here, listing in pages");
                 self.streams = false;
                 return;
@@ -279,9 +279,10 @@ fn refusal(status: Status) -> End {
     }
 }
 
-/// A server without streamed lists calls the request invalid.
-fn is_bad_request(status: &Status) -> bool {
-    matches!(status.code, Some(400 | 422))
+/// Servers without streamed lists call the request invalid; those whose storage is too old for
+/// them, their own failure. Other refusals have nothing to do with how we ask.
+fn cannot_stream(status: &Status) -> bool {
+    matches!(status.code, Some(400 | 422 | 500 | 501))
 }
 
 /// The lines of a body, each without its newline.

@@ -119,6 +119,12 @@ async fn tells_everything_once_whatever_the_server_does() {
             "stream list+- list+t watch@9",
         ),
         (
+            "and so is one whose storage cannot do it",
+            vec![(500, json!({"code": 500}).to_string()), (200, page(&["a"], ""))],
+            "start +a complete",
+            "stream list+- watch@9",
+        ),
+        (
             "a token that expires starts the list anew",
             vec![
                 (422, invalid()),
@@ -131,7 +137,7 @@ async fn tells_everything_once_whatever_the_server_does() {
         ),
         (
             "failures are retried",
-            vec![(500, "oops".into()), (503, String::new()), (200, first())],
+            vec![(429, "oops".into()), (503, String::new()), (200, first())],
             "start +a complete",
             "stream stream stream watch@7",
         ),

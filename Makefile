@@ -20,9 +20,11 @@ uml: ## Only the tests of IPVS, in user-mode-linux.
 figures: ## Start-up time, memory and size of a release build.
 	@scripts/figures
 
-bench: ## The speed of the API server over HTTPS and of the proxy, at several sizes.
+bench: ## The speed of API server, controllers and proxy at several sizes; of DNS beside others.
 	@cargo bench -p roadstead --bench apiserver
+	@cargo bench -p roadstead --bench controllers
 	@cargo bench -p roadstead --bench proxy
+	@benches/dns/run
 
 clients: ## Other people's clients against our API server.
 	@scripts/clients

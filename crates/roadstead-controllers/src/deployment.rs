@@ -121,8 +121,13 @@ fn writes(key: &ObjectKey, deployment: &Deployment, plan: DeploymentPlan) -> Vec
     }
     if deployment.status.as_ref() != Some(&plan.status) {
         // Its version is left out: the annotation may just have changed it.
+        // The annotation itself goes along, since a write of the status may take it away again.
         let mut newest = deployment.clone();
         newest.metadata.resource_version = None;
+        if let Some(revision) = revision {
+            let annotations = newest.metadata.annotations.get_or_insert_default();
+            annotations.insert(plan::REVISION.into(), revision.clone());
+        }
         newest.status = Some(plan.status);
         writes.push(Write::replace_status(key.clone(), &newest));
     }

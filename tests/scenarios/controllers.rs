@@ -57,9 +57,15 @@ metadata: {name: legacy}
 subsets: [{addresses: [{ip: 192.168.1.100}], ports: [{port: 3306}]}]
 ";
 
-const READY: &str = "patch pod web-0 --subresource=status --type=merge -p '{\"status\":{\"phase\":\
-    \"Running\",\"podIP\":\"10.1.0.1\",\"podIPs\":[{\"ip\":\"10.1.0.1\"}],\
-    \"conditions\":[{\"type\":\"Ready\",\"status\":\"True\"}]}}'";
+fn make_ready(kubectl: &Kubectl) {
+    let pod = kubectl.run("get pod web-0 -o json");
+    let mut pod: serde_json::Value = serde_json::from_str(&pod).unwrap();
+    pod["status"] = serde_json::json!({"phase": "Running", "podIP": "10.1.0.1",
+        "podIPs": [{"ip": "10.1.0.1"}], "conditions": [{"type": "Ready", "status": "True"}]});
+    // Old versions of kubectl know no other way to a subresource.
+    let path = "/api/v1/namespaces/default/pods/web-0/status";
+    kubectl.run(&format!("replace --raw {path} -f - <<'END'\n{pod}\nEND"));
+}
 
 fn becomes(kubectl: &Kubectl, command: &str, want: &str) {
     eventually(command, PATIENCE, || kubectl.run(command), |text| text.trim() == want);
@@ -75,7 +81,7 @@ fn services_lead_somewhere() {
     let pool = ["--load-balancer-pool", "192.0.2.10-192.0.2.11", "--leader-elect"];
     let running = controllers(&roadstead, &pool);
     kubectl.apply(MANIFEST);
-    kubectl.run(READY);
+    make_ready(&kubectl);
     becomes(
         &kubectl,
         "get endpointslices -l kubernetes.io/service-name=web -o jsonpath='{range \
@@ -122,7 +128,7 @@ fn a_lost_node_is_noticed() {
     let kubectl = roadstead.kubectl();
     let _running = controllers(&roadstead, &["--node-monitor-grace-period", "1"]);
     kubectl.apply(MANIFEST);
-    kubectl.run(READY);
+    make_ready(&kubectl);
     let status =
         "get node n1 -o jsonpath='{.status.conditions[0].status} {.spec.taints[*].effect}'";
     becomes(&kubectl, status, "Unknown NoSchedule NoExecute");

@@ -5,11 +5,9 @@
 //! one commit, with no pause in between.
 
 use std::collections::BTreeSet;
-use std::error::Error;
-use std::future;
 use std::net::IpAddr;
 use std::sync::{Arc, mpsc};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Duration;
 
 use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt};
@@ -17,9 +15,9 @@ use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::{Api, Client, Resource, ResourceExt};
 use roadstead_api::key::ObjectKey;
-use roadstead_forwarding::conntrack::{FlowFilter, Flows, note, stale};
+use roadstead_forwarding::conntrack::FlowFilter;
 use roadstead_forwarding::select::NodeView;
-use roadstead_forwarding::service::{IpFamily, ServicePortName};
+use roadstead_forwarding::service::IpFamily;
 use roadstead_forwarding::surroundings::{DetectLocal, Surroundings};
 use roadstead_forwarding::table::ForwardingTable;
 use roadstead_forwarding::tracker::Tracker;
@@ -32,15 +30,13 @@ use tracing::{debug, info, warn};
 
 use crate::addresses::{node_ports, own_addresses};
 use crate::conntrack::{self, Order};
+use crate::family::{FamilyPlane, seconds_now};
 use crate::health::{Health, HealthChecks};
 use crate::ipvs::IpvsOptions;
 use crate::metrics::Metrics;
-use crate::plane::{CommitError, Committed, Mode, Plane};
+use crate::plane::{CommitError, Mode, Plane};
+use crate::retry::Retry;
 
-/// The first retry after a failed commit; each further one waits twice as long.
-const FIRST_RETRY: Duration = Duration::from_millis(50);
-/// No retry waits longer than this.
-const LAST_RETRY: Duration = Duration::from_secs(30);
 /// So many changes at most go into one commit, so that none waits for an endless burst.
 const BURST: usize = 10_000;
 /// Whoever shuts machines down puts this taint on their Nodes first.
@@ -230,15 +226,6 @@ pub struct Agent {
     metrics: Arc<Metrics>,
     health: Arc<Health>,
     health_checks: watch::Sender<HealthChecks>,
-}
-
-/// One family's table, and its kernel half.
-#[derive(Debug)]
-struct FamilyPlane {
-    table: ForwardingTable,
-    plane: Plane,
-    /// Whether a commit has ever succeeded.
-    proven: bool,
 }
 
 impl Agent {
@@ -522,98 +509,6 @@ impl Agent {
         self.metrics.services_pending.set(0);
         self.metrics.endpoints_pending.set(0);
         self.programmed.send_replace(now);
-    }
-}
-
-impl FamilyPlane {
-    /// Takes in the changed Services; returns what differs now, and which flows went stale.
-    fn take_in(
-        &mut self,
-        tracker: &Tracker,
-        dirty: &BTreeSet<ObjectKey>,
-    ) -> (BTreeSet<Arc<ServicePortName>>, Vec<FlowFilter>) {
-        let family = self.table.family();
-        let mut changed = BTreeSet::new();
-        let (mut before, mut after) = (Flows::new(), Flows::new());
-        for key in dirty {
-            self.table.ports_of(key).for_each(|(name, port)| note(&mut before, &name, port));
-            changed.append(&mut self.table.replace(key, tracker.service_ports(key, family)));
-            self.table.ports_of(key).for_each(|(name, port)| note(&mut after, &name, port));
-        }
-        (changed, stale(&before, &after))
-    }
-
-    fn commit(
-        &mut self,
-        changed: BTreeSet<Arc<ServicePortName>>,
-        metrics: &Metrics,
-    ) -> (IpFamily, Result<(), CommitError>) {
-        let family = self.table.family();
-        let started = Instant::now();
-        let outcome = self.plane.commit(&self.table, changed);
-        self.proven |= outcome.is_ok();
-        match &outcome {
-            Ok(Committed { whole, operations }) => {
-                let took = started.elapsed();
-                debug!(?family, whole, operations, ?took, "rules written");
-                let scope = if *whole { &metrics.full_sync } else { &metrics.partial_sync };
-                for histogram in [&metrics.sync, scope] {
-                    histogram.get_or_create(&family.into()).observe(took.as_secs_f64());
-                }
-                metrics.last_sync.get_or_create(&family.into()).set(seconds_now());
-            }
-            Err(CommitError::Nftables(_)) => {
-                metrics.nftables_failures.get_or_create(&family.into()).inc();
-            }
-            Err(_) => {
-                metrics.iptables_failures.get_or_create(&family.into()).inc();
-            }
-        }
-        (family, outcome.map(drop))
-    }
-}
-
-fn seconds_now() -> f64 {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    now.map(|since| since.as_secs_f64()).unwrap_or_default()
-}
-
-/// When to try again after a failure.
-#[derive(Debug, Default)]
-struct Retry {
-    at: Option<time::Instant>,
-    failures: u32,
-}
-
-impl Retry {
-    fn note(&mut self, outcome: Result<(), CommitError>) {
-        match outcome {
-            Ok(()) if self.failures > 0 => {
-                info!(failures = self.failures, "rules written again");
-                *self = Self::default();
-            }
-            Ok(()) => {}
-            Err(error) => {
-                let delay = FIRST_RETRY.saturating_mul(1 << self.failures.min(16)).min(LAST_RETRY);
-                let cause = error.source().map(ToString::to_string).unwrap_or_default();
-                warn!(%error, cause, ?delay, "the kernel keeps its old rules, will retry");
-                self.at = Some(time::Instant::now() + delay);
-                self.failures += 1;
-            }
-        }
-    }
-
-    /// Waits until it is time; forever if nothing failed.
-    async fn due(&self) {
-        match self.at {
-            Some(at) => time::sleep_until(at).await,
-            None => future::pending().await,
-        }
-    }
-
-    /// Changes that arrive meanwhile wait for the retry.
-    fn too_early(&self) -> bool {
-        self.at.is_some_and(|at| time::Instant::now() < at)
     }
 }
 

@@ -1,0 +1,79 @@
+//! One address family of the proxy: what is wanted, and the way to the kernel.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime};
+
+use roadstead_api::key::ObjectKey;
+use roadstead_forwarding::conntrack::{FlowFilter, Flows, note, stale};
+use roadstead_forwarding::service::{IpFamily, ServicePortName};
+use roadstead_forwarding::table::ForwardingTable;
+use roadstead_forwarding::tracker::Tracker;
+use tracing::debug;
+
+use crate::metrics::Metrics;
+use crate::plane::{CommitError, Committed, Plane};
+
+/// One family's table, and its kernel half.
+#[derive(Debug)]
+pub(crate) struct FamilyPlane {
+    pub(crate) table: ForwardingTable,
+    pub(crate) plane: Plane,
+    /// Whether a commit has ever succeeded.
+    pub(crate) proven: bool,
+}
+
+impl FamilyPlane {
+    /// Takes in the changed Services; returns what differs now, and which flows went stale.
+    pub(crate) fn take_in(
+        &mut self,
+        tracker: &Tracker,
+        dirty: &BTreeSet<ObjectKey>,
+    ) -> (BTreeSet<Arc<ServicePortName>>, Vec<FlowFilter>) {
+        let family = self.table.family();
+        let mut changed = BTreeSet::new();
+        let (mut before, mut after) = (Flows::new(), Flows::new());
+        for key in dirty {
+            self.table.ports_of(key).for_each(|(name, port)| note(&mut before, &name, port));
+            changed.append(&mut self.table.replace(key, tracker.service_ports(key, family)));
+            self.table.ports_of(key).for_each(|(name, port)| note(&mut after, &name, port));
+        }
+        (changed, stale(&before, &after))
+    }
+
+    /// Writes the changed service ports into the kernel, and counts how it went.
+    pub(crate) fn commit(
+        &mut self,
+        changed: BTreeSet<Arc<ServicePortName>>,
+        metrics: &Metrics,
+    ) -> (IpFamily, Result<(), CommitError>) {
+        let family = self.table.family();
+        let started = Instant::now();
+        let outcome = self.plane.commit(&self.table, changed);
+        self.proven |= outcome.is_ok();
+        match &outcome {
+            Ok(Committed { whole, operations }) => {
+                let took = started.elapsed();
+                debug!(?family, whole, operations, ?took, "rules written");
+                let scope = if *whole { &metrics.full_sync } else { &metrics.partial_sync };
+                for histogram in [&metrics.sync, scope] {
+                    histogram.get_or_create(&family.into()).observe(took.as_secs_f64());
+                }
+                metrics.last_sync.get_or_create(&family.into()).set(seconds_now());
+            }
+            Err(CommitError::Nftables(_)) => {
+                metrics.nftables_failures.get_or_create(&family.into()).inc();
+            }
+            Err(_) => {
+                metrics.iptables_failures.get_or_create(&family.into()).inc();
+            }
+        }
+        (family, outcome.map(drop))
+    }
+}
+
+/// The time of the day, as metrics show it.
+pub(crate) fn seconds_now() -> f64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    now.map(|since| since.as_secs_f64()).unwrap_or_default()
+}

@@ -1,10 +1,11 @@
 //! The endpoint controllers at scale: from a pod that becomes ready to the slice that says so.
 //!
-//! `cargo bench -p roadstead --bench controllers` starts our API server in memory in this process
-//! and the controllers of endpoints beside it. Sizes come from `ROADSTEAD_BENCH_SIZES` (Services,
-//! default 100,1000,10000), each with `ROADSTEAD_BENCH_PODS` pods (default 10). Then one Service of
-//! 5,000 pods, and a rolling update of 1,000: what watchers of slices and watchers of Endpoints
-//! have to read. CPU and memory are those of the whole process, API server and clients included.
+//! `cargo bench -p roadstead-controllers` starts our API server in memory in this process and the
+//! controllers of endpoints beside it. Sizes come from `ROADSTEAD_BENCH_SIZES` (Services, default
+//! 100,1000,10000), each with `ROADSTEAD_BENCH_PODS` pods (default 10). Then one Service of
+//! `ROADSTEAD_BENCH_BIG` pods (default 5,000), and a rolling update of `ROADSTEAD_BENCH_ROLL` pods
+//! (default 1,000): what watchers of slices and watchers of Endpoints have to read. CPU and memory
+//! are those of the whole process, API server, clients and this program included.
 
 #![allow(clippy::print_stdout, reason = "a benchmark reports on standard output")]
 
@@ -28,8 +29,10 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 const PODS: Collection = Collection::of::<Backend>();
+const ALL: [Part; 3] = [Part::Slices, Part::Endpoints, Part::Mirror];
 const CONCURRENCY: usize = 32;
 const SAMPLES: usize = 400;
+const QUIET: Duration = Duration::from_secs(3);
 
 fn main() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
@@ -38,42 +41,49 @@ fn main() {
 
 async fn run() {
     let sizes = std::env::var("ROADSTEAD_BENCH_SIZES").unwrap_or_else(|_| "100,1000,10000".into());
-    let pods = std::env::var("ROADSTEAD_BENCH_PODS").map_or(10, |text| text.parse().unwrap());
+    let (pods, big) = (number("ROADSTEAD_BENCH_PODS", 10), number("ROADSTEAD_BENCH_BIG", 5_000));
     println!(
         "{:<44} {:>9} {:>9} {:>9} {:>9}",
         "pod ready → slice written", "services", "pods", "p50 ms", "p99 ms"
     );
-    for size in sizes.split(',').map(|size| size.parse::<usize>().unwrap()) {
-        let cluster = Cluster::start(&[Part::Slices, Part::Endpoints, Part::Mirror]).await;
-        cluster.fill(size, pods).await;
-        let cpu = cpu_seconds();
-        cluster.latency("slices and Endpoints", size, pods).await;
-        let busy = cpu_seconds() - cpu;
-        println!(
-            "{:<44} {size:>9} {:>9} {:>6.0} MiB {:>5.2} ms",
-            "  memory of all; CPU of all per pod event",
-            size * pods,
-            memory_mib(),
-            busy * 1e3 / SAMPLES as f64
-        );
-        let idle = cpu_seconds();
-        tokio::time::sleep(Duration::from_secs(5)).await;
-        println!(
-            "{:<44} {size:>9} {:>9} {:>7.2} %",
-            "  CPU when nothing happens",
-            size * pods,
-            (cpu_seconds() - idle) * 20.0
-        );
+    for size in sizes.split(',').filter_map(|size| size.parse::<usize>().ok()) {
+        at_size(size, pods).await;
     }
-    let cluster = Cluster::start(&[Part::Slices]).await;
-    cluster.fill(1, 5_000).await;
-    cluster.latency("one big Service, slices alone", 1, 5_000).await;
-    drop(cluster);
-    let cluster = Cluster::start(&[Part::Slices, Part::Endpoints, Part::Mirror]).await;
-    cluster.fill(1, 5_000).await;
-    cluster.latency("one big Service, slices and Endpoints", 1, 5_000).await;
-    drop(cluster);
-    rolling_update().await;
+    for (what, parts) in [
+        ("one big Service, slices alone", &ALL[..1]),
+        ("one big Service, slices and Endpoints", &ALL[..]),
+    ] {
+        let cluster = Cluster::start(parts).await;
+        cluster.fill(1, big).await;
+        cluster.latency(what, 1, big).await;
+    }
+    rolling_update(number("ROADSTEAD_BENCH_ROLL", 1_000)).await;
+}
+
+fn number(variable: &str, default: usize) -> usize {
+    std::env::var(variable).map_or(default, |text| text.parse().unwrap())
+}
+
+/// Many Services of the same size.
+async fn at_size(size: usize, pods: usize) {
+    let cluster = Cluster::start(&ALL).await;
+    let began = Instant::now();
+    cluster.fill(size, pods).await;
+    let filled = began.elapsed().as_secs_f64();
+    tokio::time::sleep(QUIET).await;
+    let cpu = cpu_seconds();
+    cluster.latency("slices and Endpoints", size, pods).await;
+    let busy = cpu_seconds() - cpu;
+    let idle = cpu_seconds();
+    tokio::time::sleep(QUIET).await;
+    let idle = (cpu_seconds() - idle) * 100.0 / QUIET.as_secs_f64();
+    println!(
+        "  CPU of all per pod event {:.2} ms, when nothing happens {idle:.2} %; memory of all \
+         {:.0} MiB; filled in {filled:.1} s",
+        // Each sample is two changes of a pod.
+        busy * 1e3 / (2 * SAMPLES) as f64,
+        memory_mib(),
+    );
 }
 
 struct Cluster {
@@ -120,26 +130,30 @@ impl Cluster {
                 "metadata": {"name": format!("s{service}")},
                 "spec": {"selector": {"app": format!("s{service}"), "env": "prod"},
                     "ports": [{"port": 80, "targetPort": 8080}]}});
-            Write::create_value(collection, "default", &object)
+            vec![Write::create_value(collection, "default", &object)]
         });
-        let all: Vec<_> =
-            all.chain((0..services * pods).flat_map(|number| pod(number / pods, number))).collect();
         send_all(&self.client, all).await;
-        loop {
-            let ready = self.endpoints().await;
-            if ready == services * pods {
-                return;
-            }
+        send_all(&self.client, (0..services * pods).map(|number| pod(number / pods, number))).await;
+        while self.endpoints().await < services * pods {
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
     }
 
+    /// How many endpoints are ready, read in pages.
     async fn endpoints(&self) -> usize {
-        let list: Value =
-            read(&self.client, "/apis/discovery.k8s.io/v1/endpointslices").await.unwrap();
-        let slices = list["items"].as_array().unwrap().iter();
-        let held = slices.flat_map(|slice| slice["endpoints"].as_array().into_iter().flatten());
-        held.filter(|endpoint| endpoint["conditions"]["ready"] == true).count()
+        let (mut count, mut token) = (0, String::new());
+        loop {
+            let path =
+                format!("/apis/discovery.k8s.io/v1/endpointslices?limit=500&continue={token}");
+            let list: Value = read(&self.client, &path).await.unwrap();
+            let slices = list["items"].as_array().unwrap().iter();
+            let held = slices.flat_map(|slice| slice["endpoints"].as_array().into_iter().flatten());
+            count += held.filter(|endpoint| endpoint["conditions"]["ready"] == true).count();
+            match list["metadata"]["continue"].as_str() {
+                Some(next) if !next.is_empty() => token = next.to_owned(),
+                _ => return count,
+            }
+        }
     }
 
     /// Flips pods one after the other and measures until the slice follows.
@@ -181,10 +195,10 @@ impl Cluster {
     }
 }
 
-/// A thousand pods of one Service are replaced, ten at a time.
-async fn rolling_update() {
-    let cluster = Cluster::start(&[Part::Slices, Part::Endpoints, Part::Mirror]).await;
-    cluster.fill(1, 1_000).await;
+/// All pods of one Service are replaced, ten at a time.
+async fn rolling_update(pods: usize) {
+    let cluster = Cluster::start(&ALL).await;
+    cluster.fill(1, pods).await;
     let counters: Vec<Arc<std::sync::Mutex<(usize, usize)>>> =
         (0..2).map(|_| Arc::default()).collect();
     for (kind, counter) in ["endpointslices", "endpoints"].into_iter().zip(&counters) {
@@ -196,35 +210,34 @@ async fn rolling_update() {
     }
     tokio::time::sleep(Duration::from_millis(500)).await;
     let began = Instant::now();
-    for step in 0..100 {
-        let new: Vec<_> = (0..10).flat_map(|n| pod(0, 10_000 + step * 10 + n)).collect();
-        send_all(&cluster.client, new).await;
-        let old = (0..10).map(|n| format!("p{}", step * 10 + n));
-        let old = old.map(|name| Write::delete_now(PODS, ObjectKey::new("default", name), None));
-        send_all(&cluster.client, old.collect()).await;
+    for first in (0..pods).step_by(10) {
+        send_all(&cluster.client, (first..first + 10).map(|n| pod(0, 2 * pods + n))).await;
+        let old = (first..first + 10).map(|n| ObjectKey::new("default", format!("p{n}")));
+        let old = old.map(|key| vec![Write::delete_now(PODS, key, None)]);
+        send_all(&cluster.client, old).await;
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    tokio::time::sleep(QUIET).await;
     println!(
-        "\nrolling update of 1,000 pods, 10 at a time, {:.1} s",
-        began.elapsed().as_secs_f64()
+        "\nrolling update of {pods} pods, 10 at a time, {:.1} s",
+        (began.elapsed() - QUIET).as_secs_f64()
     );
     for (kind, counter) in ["EndpointSlices", "Endpoints"].into_iter().zip(&counters) {
         let (events, bytes) = *counter.lock().unwrap();
         println!(
-            "  {kind:<16} {events:>6} events, {:>9.2} MiB to every watcher",
+            "  {kind:<16} {events:>6} writes, {:>9.2} MiB to every watcher",
             bytes as f64 / 1048576.0
         );
     }
 }
 
 /// The writes that make a pod and make it ready.
-fn pod(service: usize, number: usize) -> [Write; 2] {
+fn pod(service: usize, number: usize) -> Vec<Write> {
     let name = format!("p{number}");
     let object = json!({"apiVersion": "v1", "kind": "Pod",
         "metadata": {"name": name, "labels": {"app": format!("s{service}"), "env": "prod"}},
         "spec": {"nodeName": "node", "containers": [{"name": "c", "image": "x"}]}});
-    [Write::create_value(PODS, "default", &object), ready(&name, true)]
+    vec![Write::create_value(PODS, "default", &object), ready(&name, true)]
 }
 
 fn ready(name: &str, is_ready: bool) -> Write {
@@ -236,9 +249,8 @@ fn ready(name: &str, is_ready: bool) -> Write {
     Write::merge(PODS, ObjectKey::new("default", name), &patch).to("status")
 }
 
-/// Sends pairs of writes, several at a time; writes of one object stay in order.
-async fn send_all(client: &Client, writes: Vec<Write>) {
-    let lanes: Vec<Vec<Write>> = writes.chunks(2).map(<[Write]>::to_vec).collect();
+/// Sends writes, several at a time; those of one lane stay in order.
+async fn send_all(client: &Client, lanes: impl Iterator<Item = Vec<Write>>) {
     futures::stream::iter(lanes)
         .for_each_concurrent(CONCURRENCY, |lane| async move {
             for write in lane {

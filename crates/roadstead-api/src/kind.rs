@@ -47,6 +47,8 @@ pub struct Info {
     pub scale: bool,
     /// Whether `metadata.generation` counts the changes of everything but metadata and status.
     pub generation: bool,
+    /// Whether it counts the changes of labels too.
+    pub labels_count: bool,
     /// Whether a PUT to an absent name creates the object.
     pub create_on_update: bool,
     /// Whether a DELETE answers with the object rather than a Status.
@@ -83,6 +85,7 @@ impl Info {
             status: false,
             scale: false,
             generation: false,
+            labels_count: false,
             create_on_update: false,
             delete_returns_object: false,
             deprecated: "",

@@ -5,6 +5,7 @@
 
 use jiff::Timestamp;
 use roadstead_api::invalid::Causes;
+use roadstead_api::kind::Info;
 use roadstead_api::look::{Look, child};
 use roadstead_api::metadata;
 use roadstead_patch::apply::managers::{Manager, keep_times};
@@ -215,7 +216,7 @@ pub async fn update(
             let transaction = guarded;
             return crate::delete::finish(api, resource, &entry, transaction, dry_run).await;
         }
-        if info.generation && content(&old) != content(&new) {
+        if counts(info, &old, &new) {
             new["metadata"]["generation"] = (old.int("/metadata/generation") + 1).into();
         }
         // Owners whose fields are the same keep the time at which they took them.
@@ -393,14 +394,14 @@ fn is_released(object: &Value) -> bool {
         && object.int("/metadata/deletionGracePeriodSeconds") == 0
 }
 
-/// What `metadata.generation` counts the changes of.
-fn content(object: &Value) -> Value {
-    let mut content = object.clone();
-    if let Value::Object(fields) = &mut content {
-        fields.remove("metadata");
-        fields.remove("status");
+/// Whether `metadata.generation` counts a change: everything but metadata and status, usually.
+fn counts(info: &Info, old: &Value, new: &Value) -> bool {
+    fn content(object: &Value) -> impl Iterator<Item = (&String, &Value)> {
+        let fields = object.as_object().into_iter().flatten();
+        fields.filter(|(name, _)| !["metadata", "status"].contains(&name.as_str()))
     }
-    content
+    let labels_differ = || old["metadata"]["labels"] != new["metadata"]["labels"];
+    info.generation && (!content(old).eq(content(new)) || (info.labels_count && labels_differ()))
 }
 
 /// A moment as Kubernetes writes it, to the second.

@@ -15,6 +15,7 @@ pub struct EndpointSlice;
 
 static INFO: Info = Info {
     generation: true,
+    labels_count: true,
     ..Info::new("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices", "endpointslice")
 };
 
@@ -36,6 +37,14 @@ impl Kind for EndpointSlice {
         }
         for endpoint in children(object, "endpoints") {
             default_to(endpoint, "conditions", json!({}));
+        }
+        // Both are always there, and upstream's storage cannot tell an empty list from none.
+        for list in ["endpoints", "ports"] {
+            if object.list(&format!("/{list}")).is_empty()
+                && let Value::Object(fields) = object
+            {
+                fields.insert(list.to_owned(), Value::Null);
+            }
         }
     }
 

@@ -6,5 +6,6 @@ mod documents;
 mod lists;
 mod proxy;
 mod server;
+mod slices;
 mod strict;
 mod views;

@@ -182,3 +182,21 @@ fn warnings() {
     assert_eq!(EndpointSlice.warnings_on_create(&object), [deprecated]);
     assert!(EndpointSlice.warnings(&object).is_empty());
 }
+
+#[test]
+fn empty_lists_are_null() {
+    let cases = [
+        ("absent", json!({}), json!({"endpoints": null, "ports": null})),
+        ("empty", json!({"endpoints": [], "ports": []}), json!({"endpoints": null, "ports": null})),
+        (
+            "full",
+            json!({"endpoints": [{"addresses": ["10.0.0.1"]}], "ports": [{"port": 1}]}),
+            json!({"endpoints": [{"addresses": ["10.0.0.1"], "conditions": {}}],
+                "ports": [{"name": "", "protocol": "TCP", "port": 1}]}),
+        ),
+    ];
+    for (name, mut object, want) in cases {
+        EndpointSlice.default(&mut object);
+        assert_eq!(object, want, "{name}");
+    }
+}

@@ -1,10 +1,12 @@
 //! The real binary, killed at random moments while many write: every acknowledged write is there
 //! afterwards at its revision, no revision is used twice, and a watch that resumes from its last
-//! revision sees every later event exactly once. And a disk that is full.
+//! revision sees every later event exactly once. No address or port is leaked or given out twice.
+//! And a disk that is full.
 //!
 //! `ROADSTEAD_CRASHES=200 cargo test --test crash` kills it that often; without it, a dozen times.
 //! `ROADSTEAD_SEED` repeats the moments of an earlier run, as far as the machine allows.
 
+mod allocation;
 mod full_disk;
 mod record;
 mod server;
@@ -40,14 +42,19 @@ fn number(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name} is a number, not {text}")))
 }
 
+/// What the moments of the kills follow from.
+fn seed() -> u64 {
+    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
+    number("ROADSTEAD_SEED").unwrap_or(now).max(1)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_acknowledged_is_lost() {
     if is_left_out("L5") {
         return;
     }
     let crashes = number("ROADSTEAD_CRASHES").unwrap_or(12);
-    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
-    let seed = number("ROADSTEAD_SEED").unwrap_or(now).max(1);
+    let seed = seed();
     eprintln!("{crashes} crashes with ROADSTEAD_SEED={seed}");
     let (mut random, begin) = (Random(seed), Instant::now());
     let directory = tempfile::tempdir().unwrap();

@@ -78,7 +78,7 @@ fn all(range: IpNet) -> u64 {
 }
 
 /// How many addresses can be given out.
-fn usable(range: IpNet) -> u64 {
+pub fn usable(range: IpNet) -> u64 {
     all(range).saturating_sub(if range.addr().is_ipv4() { 2 } else { 1 })
 }
 

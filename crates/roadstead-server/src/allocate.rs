@@ -26,6 +26,7 @@ use crate::object;
 use crate::registry::Resource;
 
 mod addresses;
+pub(crate) mod metrics;
 mod ports;
 pub mod ranges;
 pub mod repair;

@@ -14,6 +14,8 @@ use prometheus_client::registry::Registry;
 use roadstead_api::kind::Info;
 
 use crate::about::About;
+use crate::allocate;
+use crate::allocate::metrics::Counters;
 use crate::api::Api;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -52,6 +54,8 @@ pub struct Metrics {
     requests: Family<RequestLabels, Counter<u64, AtomicU64>>,
     durations: Family<DurationLabels, Histogram>,
     watchers: Family<KindLabels, Gauge>,
+    /// What is counted about addresses and node ports.
+    pub(crate) allocations: Counters,
 }
 
 impl Default for Metrics {
@@ -72,7 +76,9 @@ impl Default for Metrics {
             durations.clone(),
         );
         registry.register("apiserver_longrunning_requests", "Watches under way", watchers.clone());
-        Self { registry, requests, durations, watchers }
+        let allocations = Counters::default();
+        allocations.register(&mut registry);
+        Self { registry, requests, durations, watchers, allocations }
     }
 }
 
@@ -137,6 +143,7 @@ impl Metrics {
                 "apiserver_current_inflight_requests{{request_kind=\"{kind}\"}} {count}"
             );
         }
+        allocate::metrics::gauges(api, &mut out);
         out.push_str("# HELP apiserver_storage_objects Objects by resource.\n");
         out.push_str("# TYPE apiserver_storage_objects gauge\n");
         let (mut bytes, mut lines) = (0, String::new());

@@ -1,6 +1,7 @@
 //! Which addresses a Service gets.
 
 use std::net::IpAddr;
+use std::time::Instant;
 
 use roadstead_api::invalid::Causes;
 use roadstead_api::ip::{self, Family};
@@ -9,7 +10,8 @@ use roadstead_api::look::Look;
 use roadstead_plan::alloc;
 use serde_json::{Value, json};
 
-use super::ranges::Known;
+use super::metrics::Scope;
+use super::ranges::{Known, Range};
 use super::{Allocation, Source, address_key, seed};
 use crate::error::ApiError;
 
@@ -31,12 +33,12 @@ pub(super) fn allocate(
     for (index, &family) in wanted.iter().enumerate().skip(first) {
         let named = addresses[index].as_str().unwrap_or("").to_owned();
         if named.is_empty() {
-            let (address, source) = pick(allocation, &known, family)
+            let (address, source) = counted_pick(allocation, &known, family)
                 .ok_or_else(|| full(service.text("/metadata/name")))?;
             addresses[index] = address.to_string().into();
             sources.push(source);
         } else {
-            match claim(allocation, &known, &named) {
+            match counted_claim(allocation, &known, &named) {
                 Ok(source) => sources.push(source),
                 Err(why) => {
                     let mut causes = Causes::default();
@@ -62,6 +64,47 @@ fn first_missing(old: Option<&Value>, new: &Value, wanted: usize) -> Option<usiz
     let Some(old) = old.filter(|old| old.text("/type") != "ExternalName") else { return Some(0) };
     let grows = old.list("/ipFamilies").len() == 1 && wanted == 2;
     (!is_headless(old) && grows).then_some(1)
+}
+
+fn counted_pick(
+    allocation: &Allocation<'_>,
+    known: &Known,
+    family: Family,
+) -> Option<(IpAddr, Source)> {
+    let began = Instant::now();
+    let picked = pick(allocation, known, family);
+    let range = |range: &&Range| match picked {
+        Some((address, _)) => range.net.contains(&address),
+        None => range.family() == family,
+    };
+    count(allocation, known.ready.iter().find(range), Scope::Dynamic, began, picked.is_some());
+    picked
+}
+
+fn counted_claim(
+    allocation: &Allocation<'_>,
+    known: &Known,
+    named: &str,
+) -> Result<Source, &'static str> {
+    let began = Instant::now();
+    let claimed = claim(allocation, known, named);
+    let address = ip::parse(named);
+    let range = |range: &&Range| address.is_some_and(|address| range.net.contains(&address));
+    count(allocation, known.ready.iter().find(range), Scope::Static, began, claimed.is_ok());
+    claimed
+}
+
+fn count(
+    allocation: &Allocation<'_>,
+    range: Option<&Range>,
+    scope: Scope,
+    began: Instant,
+    found: bool,
+) {
+    if !allocation.dry_run {
+        let counters = &allocation.api.metrics.allocations;
+        counters.address(range.map(|range| range.net), scope, began, found);
+    }
 }
 
 /// Any free address of a family.

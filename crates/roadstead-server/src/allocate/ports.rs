@@ -8,6 +8,7 @@ use roadstead_api::look::Look;
 use roadstead_plan::alloc;
 use serde_json::{Value, json};
 
+use super::metrics::Scope;
 use super::{Allocation, port_key, seed};
 use crate::error::ApiError;
 
@@ -112,6 +113,18 @@ impl Picker<'_> {
     }
 
     fn take(&mut self, port: i64) -> Result<(), String> {
+        let taken = self.claim(port);
+        self.count(Scope::Static, taken.is_ok());
+        taken
+    }
+
+    fn count(&self, scope: Scope, found: bool) {
+        if !self.allocation.dry_run {
+            self.allocation.api.metrics.allocations.port(scope, found);
+        }
+    }
+
+    fn claim(&mut self, port: i64) -> Result<(), String> {
         let range = &self.allocation.api.services.node_ports;
         let number = u16::try_from(port).ok().filter(|number| range.contains(number));
         let Some(number) = number else {
@@ -135,6 +148,7 @@ impl Picker<'_> {
             true => Some(self.chosen.last().copied().unwrap_or(32_768) + 1),
             false => alloc::node_port(range, |port| self.is_taken(port), seed()).map(i64::from),
         };
+        self.count(Scope::Dynamic, port.is_some());
         let port = port.ok_or_else(|| {
             ApiError::internal(format!("failed to allocate {what}: range is full"))
         })?;

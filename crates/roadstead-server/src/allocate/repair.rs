@@ -85,6 +85,7 @@ pub async fn mend(api: &Api, found: Vec<Difference>) {
             Some(transaction) => api.store.commit(transaction).await.is_ok(),
             None => false,
         };
+        api.metrics.allocations.difference(&difference, mended);
         let Difference { reason, what, service } = difference;
         warn!(reason, what, service, mended, "an allocation is not what the Service holds");
     }

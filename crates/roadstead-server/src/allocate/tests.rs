@@ -18,6 +18,7 @@ use crate::tokens::Tokens;
 
 mod creations;
 mod histories;
+mod metrics;
 mod ranges;
 mod speed;
 mod transitions;

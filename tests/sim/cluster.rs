@@ -1,6 +1,7 @@
 //! A cluster in one thread: the real API server and controllers, and nodes that only pretend.
 
 use std::fmt::Debug;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -31,6 +32,7 @@ pub const MAX_ENDPOINTS: usize = 3;
 
 pub struct Cluster {
     pub random: Random,
+    pub api: Arc<api::Api>,
     /// The user's own line, which is good.
     client: Client,
     /// The line of the components.
@@ -45,13 +47,16 @@ impl Cluster {
         let random = Random::new(seed);
         let range = "10.96.0.0/24".parse().unwrap();
         let config = api::Config { service_range: range, advertise: None, audit: None };
-        let api = api::Api::new(Store::memory(), config, Tokens::ephemeral().unwrap());
+        let second_range = Some("fd00:96::/120".parse().unwrap());
+        let services = api::Services { second_range, ..api::Services::default() };
+        let tokens = Tokens::ephemeral().unwrap();
+        let api = api::Api::with_services(Store::memory(), config, services, tokens);
         bootstrap::run(&api).await.unwrap();
-        let local = Local::new(api, User::component());
+        let local = Local::new(api.clone(), User::component());
         let client = Client::new(local.clone(), "default");
         let line = BadLine::new(local, random.clone());
         let dead = node::start(client.clone()).await;
-        let mut cluster = Self { random, client, line, dead, controllers: Vec::new() };
+        let mut cluster = Self { random, api, client, line, dead, controllers: Vec::new() };
         for (_, names) in tasks(&ALL) {
             let task = cluster.spawn(&names);
             cluster.controllers.push((names, task));
@@ -157,12 +162,17 @@ impl Cluster {
         let distribution = choose(&[json!(null), json!("PreferSameZone"), json!("PreferSameNode")]);
         let mode = choose(&[json!("Disabled"), json!("Disabled"), json!("Auto")]);
         let type_ = choose(&[json!("ClusterIP"), json!("LoadBalancer")]);
+        let policy =
+            choose(&["SingleStack", "PreferDualStack", "RequireDualStack"].map(Value::from));
+        // The first family of a Service cannot be changed.
+        let families = json!([if name == "app2" { "IPv6" } else { "IPv4" }]);
         let label = self.random.below(2).to_string();
         self.apply::<Service>(
             name,
             json!({"metadata": {"name": name, "labels": {"label": label},
                     "annotations": {"service.kubernetes.io/topology-mode": mode}},
                 "spec": {"type": type_, "selector": {"app": name},
+                    "ipFamilyPolicy": policy, "ipFamilies": families,
                     "trafficDistribution": distribution,
                     "publishNotReadyAddresses": self.random.once_in(4),
                     "ports": [{"port": 80, "targetPort": 8080 + self.random.below(2)}]}}),
@@ -237,25 +247,30 @@ impl Cluster {
         let _ = api.delete(name, &DeleteParams::default()).await;
     }
 
-    /// Makes one pod that is in a Service change its mind; returns how many Services select it.
+    /// Makes one pod that is in a Service change its mind; returns how many slices list it.
     pub async fn flip_one(&self) -> Option<usize> {
         let (pods, services): (Vec<Pod>, Vec<Service>) = (self.list().await, self.list().await);
-        let selecting = |pod: &Pod| {
-            let selectors = services.iter().filter_map(|s| s.spec.as_ref()?.selector.as_ref());
-            selectors.filter(|wanted| selects(wanted, pod.metadata.labels.as_ref())).count()
+        let listing = |pod: &Pod| {
+            let specs = services.iter().filter_map(|service| service.spec.as_ref());
+            let wanted = specs.filter(|spec| {
+                let selector = spec.selector.as_ref();
+                selector.is_some_and(|wanted| selects(wanted, pod.metadata.labels.as_ref()))
+            });
+            let families = wanted.flat_map(|spec| spec.ip_families.iter().flatten());
+            families.filter(|family| crate::address(pod, family).is_some()).count()
         };
         let is_listed = |pod: &&Pod| {
             pod.status.as_ref().is_some_and(|status| status.pod_ip.is_some())
                 && pod.metadata.deletion_timestamp.is_none()
                 && !self.dead.has(roadstead_plan::pod::node(pod))
         };
-        let pod = pods.iter().filter(is_listed).find(|pod| selecting(pod) > 0)?;
+        let pod = pods.iter().filter(is_listed).find(|pod| listing(pod) > 0)?;
         let ready = if roadstead_plan::pod::is_ready(pod) { "False" } else { "True" };
         let patch = json!({"status": {"conditions": [{"type": "Ready", "status": ready}]}});
         let api: Api<Pod> = Api::default_namespaced(self.client.clone());
         let params = PatchParams::default();
         api.patch_status(&pod.name_any(), &params, &Patch::Strategic(&patch)).await.unwrap();
-        Some(selecting(pod))
+        Some(listing(pod))
     }
 
     /// Makes a pod fail its probe, pass it again, or go.

@@ -25,6 +25,7 @@ use roadstead_forwarding::tracker::Tracker;
 use roadstead_plan::endpointslice::hints::Mode;
 use roadstead_plan::endpointslice::{CONTROLLER, MANAGED_BY, SERVICE_NAME};
 use roadstead_plan::{mirror, pod};
+use roadstead_server::allocate::repair;
 use roadstead_watch::informer::key_of;
 use tokio::time;
 
@@ -58,23 +59,20 @@ async fn story(seed: u64) {
     }
 }
 
-/// A second sync writes nothing, and one pod's change costs one slice of each Service with it.
+/// A second sync writes nothing, and one pod's change costs one slice of each Service and family.
 async fn check_writes(cluster: &mut Cluster, when: &str) {
     cluster.reset_counts();
     cluster.restart_endpoints();
     time::sleep(Duration::from_secs(5)).await;
     assert_eq!(cluster.counts(), (0, 0), "{when}: writes of a second sync");
-    let Some(services) = cluster.flip_one().await else { return };
+    let Some(listed) = cluster.flip_one().await else { return };
     time::sleep(Duration::from_secs(5)).await;
     let (_, slices) = cluster.counts();
     // Hints that are shared out between zones may move with the number of endpoints.
     let all: Vec<Service> = cluster.list().await;
     let is_shared_out = all.iter().any(|service| Mode::of(service) == Mode::Auto);
-    let allowed = services as u64 * if is_shared_out { 4 } else { 1 };
-    assert!(
-        slices <= allowed,
-        "{when}: {slices} slices written for one pod in {services} Services"
-    );
+    let allowed = listed as u64 * if is_shared_out { 4 } else { 1 };
+    assert!(slices <= allowed, "{when}: {slices} slices written for one pod in {listed} lists");
 }
 
 /// What must be true whenever nothing happens.
@@ -111,37 +109,41 @@ async fn check(cluster: &Cluster, when: &str) {
     }
     check_table(&services, &pods, &slices, when);
 
-    let held: BTreeSet<_> = services.iter().flat_map(cluster_ip).collect();
+    let held: BTreeSet<_> = services.iter().flat_map(cluster_ips).collect();
     let taken: BTreeSet<_> = addresses.iter().map(ResourceExt::name_any).collect();
     assert_eq!(held, taken, "{when}: addresses taken are those that Services hold");
+    let differences = repair::differences(&cluster.api).unwrap();
+    assert_eq!(differences, [], "{when}: ports and addresses taken are those that Services hold");
 }
 
-/// Slices hold the eligible pods of their Service, each once.
+/// Slices hold the eligible pods of their Service, each once in every family.
 fn check_slices(services: &[Service], pods: &[Pod], slices: &[EndpointSlice], when: &str) {
     let managed = slices.iter().filter(|slice| is_managed_by(slice, CONTROLLER));
-    let mut found: BTreeMap<String, Vec<(String, bool)>> = BTreeMap::new();
+    let mut found: BTreeMap<(String, String), Vec<(String, bool)>> = BTreeMap::new();
     for slice in managed {
         let count = slice.endpoints.iter().flatten().count();
         assert!(count <= MAX_ENDPOINTS, "{when}: {} holds {count}", slice.name_any());
-        let entry = found.entry(slice.labels()[SERVICE_NAME].clone()).or_default();
+        let place = (slice.labels()[SERVICE_NAME].clone(), slice.address_type.clone());
+        let entry = found.entry(place).or_default();
         for endpoint in slice.endpoints.iter().flatten() {
             let ready = endpoint.conditions.as_ref().and_then(|c| c.ready) == Some(true);
             entry.push((endpoint.addresses[0].clone(), ready));
         }
         entry.sort();
     }
-    let mut wanted: BTreeMap<String, Vec<(String, bool)>> = BTreeMap::new();
-    for service in services {
+    let mut wanted = BTreeMap::new();
+    for (service, family) in services.iter().flat_map(families) {
         let Some(selector) = service.spec.as_ref().and_then(|s| s.selector.as_ref()) else {
             continue;
         };
         let own = pods.iter().filter(|pod| selects(selector, pod.metadata.labels.as_ref()));
-        let own = own.filter(|pod| address(pod).is_some() && !pod::is_finished(pod));
+        let own = own.filter(|pod| !pod::is_finished(pod));
         let all = service.spec.as_ref().and_then(|s| s.publish_not_ready_addresses) == Some(true);
         let is_ready = |pod: &Pod| all || (pod::is_ready(pod) && !pod::is_terminating(pod));
-        let mut own: Vec<_> = own.map(|pod| (address(pod).unwrap(), is_ready(pod))).collect();
+        let own = own.filter_map(|pod| Some((address(pod, &family)?, is_ready(pod))));
+        let mut own: Vec<_> = own.collect();
         own.sort();
-        wanted.insert(service.name_any(), own);
+        wanted.insert((service.name_any(), family), own);
     }
     assert_eq!(found, wanted, "{when}: slices");
 }
@@ -150,7 +152,7 @@ fn is_managed_by(slice: &EndpointSlice, manager: &str) -> bool {
     slice.labels().get(MANAGED_BY).is_some_and(|name| name == manager)
 }
 
-/// Endpoints say what slices say; slices of Services without a selector say what Endpoints say.
+/// Endpoints say what slices of the first family say; slices of Services without a selector say what Endpoints say.
 fn check_endpoints(
     services: &[Service],
     endpoints: &[Endpoints],
@@ -162,7 +164,9 @@ fn check_endpoints(
         let selects = service.spec.as_ref().is_some_and(|spec| spec.selector.is_some());
         let manager = if selects { CONTROLLER } else { mirror::CONTROLLER };
         let own = slices.iter().filter(|slice| is_managed_by(slice, manager));
+        let family = families(service).next().map(|(_, family)| family);
         let own = own.filter(|slice| slice.labels()[SERVICE_NAME] == name);
+        let own = own.filter(|slice| Some(&slice.address_type) == family.as_ref());
         let held = own.flat_map(|slice| slice.endpoints.iter().flatten());
         let ready = held.filter(|e| e.conditions.as_ref().and_then(|c| c.ready) == Some(true));
         let sliced: BTreeSet<_> = ready.map(|endpoint| endpoint.addresses[0].clone()).collect();
@@ -200,7 +204,7 @@ fn check_table(services: &[Service], pods: &[Pod], slices: &[EndpointSlice], whe
     let mut tracker = Tracker::new(node);
     services.iter().for_each(|service| tracker.observe_service(service));
     slices.iter().for_each(|slice| tracker.observe_slice(slice));
-    for service in services {
+    for (service, family) in services.iter().flat_map(families) {
         let Some(selector) = service.spec.as_ref().and_then(|s| s.selector.as_ref()) else {
             continue;
         };
@@ -209,10 +213,12 @@ fn check_table(services: &[Service], pods: &[Pod], slices: &[EndpointSlice], whe
         let is_ready = |pod: &&Pod| {
             !pod::is_finished(pod) && (all || (pod::is_ready(pod) && !pod::is_terminating(pod)))
         };
-        let ready: BTreeSet<_> = ready.filter(is_ready).flat_map(address).collect();
+        let ready: BTreeSet<_> =
+            ready.filter(is_ready).flat_map(|pod| address(pod, &family)).collect();
         let is_hinted = Mode::of(service) != Mode::Off;
         let key = key_of(service);
-        let ports = tracker.service_ports(&key, IpFamily::V4);
+        let family = if family == "IPv6" { IpFamily::V6 } else { IpFamily::V4 };
+        let ports = tracker.service_ports(&key, family);
         let targets = ports.iter().flat_map(|(_, port)| &port.cluster);
         let targets: BTreeSet<_> = targets.map(|target| target.address.to_string()).collect();
         match is_hinted {
@@ -222,10 +228,20 @@ fn check_table(services: &[Service], pods: &[Pod], slices: &[EndpointSlice], whe
     }
 }
 
-fn address(pod: &Pod) -> Option<String> {
-    pod.status.as_ref()?.pod_ip.clone()
+/// A Service with each of its families, the first first.
+fn families(service: &Service) -> impl Iterator<Item = (&Service, String)> {
+    let families = service.spec.iter().flat_map(|spec| spec.ip_families.iter().flatten());
+    families.map(move |family| (service, family.clone()))
 }
 
-fn cluster_ip(service: &Service) -> Option<String> {
-    service.spec.as_ref()?.cluster_ip.clone().filter(|ip| ip != "None")
+/// The address of a pod in a family, if it has one.
+fn address(pod: &Pod, family: &str) -> Option<String> {
+    let addresses = pod.status.as_ref()?.pod_ips.as_ref()?;
+    let mut all = addresses.iter().map(|address| address.ip.clone());
+    all.find(|address| address.contains(':') == (family == "IPv6"))
+}
+
+fn cluster_ips(service: &Service) -> Vec<String> {
+    let all = service.spec.iter().flat_map(|spec| spec.cluster_ips.iter().flatten());
+    all.filter(|ip| *ip != "None").cloned().collect()
 }

@@ -114,9 +114,14 @@ async fn run_pods(client: Client, dead: Dead) {
             let _ = api.delete(&pod.name_any(), &now).await;
         } else if !node.is_empty() && !has_address {
             let address = format!("10.244.{}.{}", next / 250, next % 250 + 1);
+            // Not every pod has both families.
+            let mut addresses = vec![json!({"ip": address})];
+            if next % 4 != 0 {
+                addresses.push(json!({"ip": format!("fd00:244::{next:x}")}));
+            }
             next += 1;
             let status = json!({"status": {"phase": "Running", "podIP": address,
-                "podIPs": [{"ip": address}], "conditions": [{"type": "Ready", "status": "True"}]}});
+                "podIPs": addresses, "conditions": [{"type": "Ready", "status": "True"}]}});
             let params = PatchParams::default();
             let _ = api.patch_status(&pod.name_any(), &params, &Patch::Strategic(&status)).await;
         }

@@ -9,7 +9,7 @@ use kube::api::{
 use kube::core::{ApiResource, PartialObjectMeta};
 use kube::{Api, Client};
 use roadstead_plan::gc::{Graph, Verdict};
-use roadstead_watch::informer::{Change, Selection, informer};
+use roadstead_watch::informer::{Change, Selection, trimmed};
 use roadstead_watch::queue::Queue;
 use serde_json::json;
 use tracing::{debug, warn};
@@ -23,7 +23,7 @@ pub async fn run(client: Client) {
     let kinds = watched();
     let streams = kinds.iter().enumerate().map(|(index, kind)| {
         let api: Api<Metadata> = Api::all_with(client.clone(), &kind.resource);
-        informer(api, Selection::all()).map(move |change| (index, change)).boxed()
+        trimmed(api, Selection::all(), trim).map(move |change| (index, change)).boxed()
     });
     let mut changes = select_all(streams.collect::<Vec<_>>());
     let mut state = State {
@@ -41,6 +41,21 @@ pub async fn run(client: Client) {
             () = state.queue.ready(), if state.unsynced == 0 => state.work().await,
         }
     }
+}
+
+/// Every object of the cluster is in the graph: it keeps its names and ties, and nothing else.
+fn trim(object: &mut Metadata) {
+    let all = std::mem::take(&mut object.metadata);
+    object.metadata = ObjectMeta {
+        name: all.name,
+        namespace: all.namespace,
+        uid: all.uid,
+        resource_version: all.resource_version,
+        deletion_timestamp: all.deletion_timestamp,
+        finalizers: all.finalizers,
+        owner_references: all.owner_references,
+        ..ObjectMeta::default()
+    };
 }
 
 struct State {

@@ -67,7 +67,10 @@ impl<K: Resource> Cache<K> {
     where
         K: DeserializeOwned,
     {
-        let object = serde_json::from_str::<K>(answer).ok().filter(|o| o.meta().uid.is_some());
+        let mut object = serde_json::from_str::<K>(answer).ok().filter(|o| o.meta().uid.is_some());
+        if let Some(object) = &mut object {
+            object.meta_mut().managed_fields = None;
+        }
         let stays = |object: &K| object.meta().deletion_timestamp.is_some();
         match object {
             Some(object) if write.verb != Verb::Delete || stays(&object) => {

@@ -42,19 +42,57 @@ pub fn key_of<K: Resource>(object: &K) -> ObjectKey {
 /// Follows one kind forever, reconnecting with back-off.
 ///
 /// After a broken watch only the differences come out of the stream, with a `Gone` for each
-/// object that was deleted meanwhile.
+/// object that was deleted meanwhile. Objects come without their managed fields: often more than
+/// half of an object, and nobody's concern but the server's, which keeps those that a write leaves
+/// out.
 pub fn informer<K>(api: Api<K>, selection: Selection) -> BoxStream<'static, Change<K>>
 where
     K: Resource + DeserializeOwned + Send + Sync + 'static,
 {
+    trimmed(api, selection, |_| {})
+}
+
+/// The same, keeping only what `trim` leaves of an object.
+pub fn trimmed<K>(
+    api: Api<K>,
+    selection: Selection,
+    trim: fn(&mut K),
+) -> BoxStream<'static, Change<K>>
+where
+    K: Resource + DeserializeOwned + Send + Sync + 'static,
+{
+    let known = Known::default();
+    differences(api, selection, known, move |known, mut event| {
+        if let Event::Apply(object) | Event::Delete(object) = &mut event {
+            trim(object);
+        }
+        known.step(event)
+    })
+}
+
+/// Follows one kind, and lets `step` make changes of what the server says and of what it knows.
+pub(crate) fn differences<K, S, C>(
+    api: Api<K>,
+    selection: Selection,
+    known: S,
+    step: impl Fn(&mut S, Event<K>) -> Vec<C> + Clone + Send + 'static,
+) -> BoxStream<'static, C>
+where
+    K: Resource + DeserializeOwned + Send + 'static,
+    S: Send + 'static,
+    C: Send + 'static,
+{
     let path = api.resource_url().to_owned();
     let follower = Follower::new(api.into_client(), &path, selection);
-    stream::unfold((follower, Known::default()), |(mut follower, mut known)| async move {
-        let event: Event<K> = decode(follower.next().await);
-        if let Event::Apply(object) | Event::Delete(object) = &event {
-            follower.reached(object.resource_version().unwrap_or_default());
+    stream::unfold((follower, known), move |(mut follower, mut known)| {
+        let step = step.clone();
+        async move {
+            let event: Event<K> = decode(follower.next().await);
+            if let Event::Apply(object) | Event::Delete(object) = &event {
+                follower.reached(object.resource_version().unwrap_or_default());
+            }
+            Some((stream::iter(step(&mut known, event)), (follower, known)))
         }
-        Some((stream::iter(known.step(event)), (follower, known)))
     })
     .flatten()
     .boxed()
@@ -70,20 +108,23 @@ pub(crate) enum Event<K> {
     Unreadable,
 }
 
-pub(crate) fn decode<K: DeserializeOwned>(said: Said) -> Event<K> {
+fn decode<K: Resource + DeserializeOwned>(said: Said) -> Event<K> {
     let (read, object): (fn(K) -> Event<K>, _) = match said {
         Said::Start => return Event::Init,
         Said::Complete => return Event::InitDone,
         Said::Object(object) => (Event::Apply, object),
         Said::Deleted(object) => (Event::Delete, object),
     };
-    serde_json::from_str(object.get()).map_or_else(
-        |error| {
+    match serde_json::from_str::<K>(object.get()) {
+        Ok(mut object) => {
+            object.meta_mut().managed_fields = None;
+            read(object)
+        }
+        Err(error) => {
             warn!(%error, object = excerpt(object.get()), "an object that cannot be read");
             Event::Unreadable
-        },
-        read,
-    )
+        }
+    }
 }
 
 /// The beginning of an object, for a log line.

@@ -4,13 +4,13 @@
 
 use std::collections::HashMap;
 
-use futures::stream::{self, BoxStream, StreamExt};
-use kube::{Api, Resource, ResourceExt};
+use futures::stream::BoxStream;
+use kube::{Api, Resource};
 use roadstead_api::key::ObjectKey;
 use serde::de::DeserializeOwned;
 
-use crate::follow::{Follower, Selection};
-use crate::informer::{Event, decode, key_of};
+use crate::follow::Selection;
+use crate::informer::{Event, differences, key_of};
 
 /// What happened to the watched kind.
 #[derive(Debug)]
@@ -31,17 +31,7 @@ pub fn lean<K>(api: Api<K>, selection: Selection) -> BoxStream<'static, LeanChan
 where
     K: Resource + DeserializeOwned + Send + 'static,
 {
-    let path = api.resource_url().to_owned();
-    let follower = Follower::new(api.into_client(), &path, selection);
-    stream::unfold((follower, Known::default()), |(mut follower, mut known)| async move {
-        let event: Event<K> = decode(follower.next().await);
-        if let Event::Apply(object) | Event::Delete(object) = &event {
-            follower.reached(object.resource_version().unwrap_or_default());
-        }
-        Some((stream::iter(known.step(event)), (follower, known)))
-    })
-    .flatten()
-    .boxed()
+    differences(api, selection, Known::default(), Known::step)
 }
 
 /// The version of an object, if it is a number that grows, as it is in Kubernetes (KEP-5504).
@@ -89,6 +79,7 @@ impl Known {
 mod tests {
     use super::*;
     use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::ResourceExt;
 
     /// `a@3` is the object named a, at resource version 3.
     fn object(text: &str) -> ConfigMap {

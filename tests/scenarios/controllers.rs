@@ -11,7 +11,7 @@ use crate::process::Roadstead;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// `roadstead controllers`, stopped when it goes out of scope.
-struct Controllers(Child);
+pub struct Controllers(Child);
 
 impl Drop for Controllers {
     fn drop(&mut self) {
@@ -20,7 +20,8 @@ impl Drop for Controllers {
     }
 }
 
-fn controllers(of: &Roadstead, flags: &[&str]) -> Controllers {
+/// Starts the controllers beside an API server.
+pub fn controllers(of: &Roadstead, flags: &[&str]) -> Controllers {
     let mut command = Command::new(env!("CARGO_BIN_EXE_roadstead"));
     command.arg("controllers").arg("--kubeconfig").arg(of.kubeconfig());
     command.args(["--metrics-bind-address", "127.0.0.1:0"]).args(flags);

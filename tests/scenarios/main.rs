@@ -4,6 +4,7 @@
 
 mod api_walk;
 mod bad_input;
+mod by_hand;
 mod controllers;
 mod kube_rs;
 mod process;

@@ -16,6 +16,7 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::jiff::Timestamp;
 use kube::{Api, Client, ResourceExt};
 use roadstead_api::key::ObjectKey;
+use roadstead_plan::advice::{Advice, is_endpoints_by_hand, is_slice_by_hand};
 use roadstead_plan::backend::Backend;
 use roadstead_plan::endpointslice::hints::{Mode, Note, Topology};
 use roadstead_plan::endpointslice::{self as slices};
@@ -34,6 +35,8 @@ mod sync;
 
 /// Somebody else's edit of a slice is undone after this, so that two writers do not race.
 const SELF_HEAL_DELAY: Duration = Duration::from_secs(1);
+/// Advice about what was written by hand waits for the rest of it.
+const ADVICE_DELAY: Duration = Duration::from_secs(3);
 
 /// One of the three.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -44,6 +47,8 @@ pub enum Part {
     Endpoints,
     /// EndpointSlices from Endpoints.
     Mirror,
+    /// What to say about endpoints that are written by hand; goes with the mirror.
+    Advice,
 }
 
 /// What an operator can choose.
@@ -73,12 +78,9 @@ impl Default for Config {
 /// Runs the controllers.
 pub async fn run(client: Client, config: Config, metrics: Metrics) {
     let all = Selection::all();
-    let managers =
-        format!("{} in ({},{})", slices::MANAGED_BY, slices::CONTROLLER, mirror::CONTROLLER);
-    let managed = all.clone().labels(&managers);
     let mut inputs = Inputs::new()
         .follow(informer(Api::<Service>::all(client.clone()), all.clone()), State::service)
-        .follow(informer(Api::<EndpointSlice>::all(client.clone()), managed), State::slice);
+        .follow(informer(Api::<EndpointSlice>::all(client.clone()), all.clone()), State::slice);
     let mut state = State::new(config, metrics.clone());
     if state.follows_pods() {
         inputs = inputs
@@ -120,13 +122,15 @@ struct State {
     nodes: Cache<Node>,
     topology: Topology,
     slices: Cache<EndpointSlice>,
-    /// The names of the slices of a Service.
+    /// The names of the slices of a Service; those without one are under an empty name.
     slices_of: HashMap<ObjectKey, BTreeSet<String>>,
     endpoints: Cache<Endpoints>,
     slice_triggers: Triggers,
     endpoint_triggers: Triggers,
     /// What users were last told about hints.
     told: HashMap<(ObjectKey, String), Note>,
+    /// What users were told about objects that they wrote, by uid.
+    advised: HashMap<String, Vec<Advice>>,
     totals: HashMap<Work, Totals>,
 }
 
@@ -150,11 +154,13 @@ impl State {
             slice_triggers: Triggers::default(),
             endpoint_triggers: Triggers::default(),
             told: HashMap::new(),
+            advised: HashMap::new(),
             totals: HashMap::new(),
         }
     }
 
     fn runs(&self, part: Part) -> bool {
+        let part = if part == Part::Advice { Part::Mirror } else { part };
         self.config.parts.contains(&part)
     }
 
@@ -193,6 +199,20 @@ impl State {
         for part in [Part::Slices, Part::Endpoints, Part::Mirror] {
             self.wake(part, &key, Duration::ZERO);
         }
+        if self.is_helped_by_hand(&key) {
+            self.wake(Part::Advice, &key, ADVICE_DELAY);
+        }
+    }
+
+    /// Whether somebody has written endpoints of that Service.
+    fn is_helped_by_hand(&self, key: &ObjectKey) -> bool {
+        self.endpoints.get(key).is_some_and(|endpoints| is_endpoints_by_hand(endpoints))
+            || self.slices_of(key).any(is_slice_by_hand)
+    }
+
+    /// The slices of a Service, whoever writes them.
+    fn slices_of<'a>(&'a self, service: &'a ObjectKey) -> impl Iterator<Item = &'a EndpointSlice> {
+        slices_of(&self.slices_of, &self.slices, service)
     }
 
     /// Wakes the Services that select the pod as it was or as it is.
@@ -263,18 +283,21 @@ impl State {
         let Some((key, before)) = self.slices.observe(change) else { return };
         let now = self.slices.get(&key).cloned();
         self.index_slice(&key, before.as_deref());
+        if let (Some(before), None) = (&before, &now) {
+            self.advised.remove(before.metadata.uid.as_deref().unwrap_or(""));
+        }
         for slice in [before, now].into_iter().flatten() {
-            let Some(service) = service_of(&slice) else { continue };
-            let part = match slice.labels().get(slices::MANAGED_BY).map(String::as_str) {
-                Some(mirror::CONTROLLER) => Part::Mirror,
-                _ => Part::Slices,
-            };
-            self.wake(part, &service, SELF_HEAL_DELAY);
+            let service = service_of(&slice);
+            match slice.labels().get(slices::MANAGED_BY).map(String::as_str) {
+                Some(slices::CONTROLLER) => self.wake(Part::Slices, &service, SELF_HEAL_DELAY),
+                Some(mirror::CONTROLLER) => self.wake(Part::Mirror, &service, SELF_HEAL_DELAY),
+                _ => self.wake(Part::Advice, &service, ADVICE_DELAY),
+            }
         }
     }
 
     fn index_slice(&mut self, key: &ObjectKey, before: Option<&EndpointSlice>) {
-        if let Some(service) = before.and_then(service_of)
+        if let Some(service) = before.map(service_of)
             && let Some(names) = self.slices_of.get_mut(&service)
         {
             names.remove(&key.name);
@@ -282,7 +305,7 @@ impl State {
                 self.slices_of.remove(&service);
             }
         }
-        if let Some(service) = self.slices.get(key).and_then(|slice| service_of(slice)) {
+        if let Some(service) = self.slices.get(key).map(|slice| service_of(slice)) {
             self.slices_of.entry(service).or_default().insert(key.name.clone());
         }
     }
@@ -290,17 +313,37 @@ impl State {
     /// Deleted Endpoints come back at once; edited ones stay until something else happens.
     fn endpoints(&mut self, change: &Change<Endpoints>) {
         let is_first_list = !self.endpoints.synced();
-        let Some((key, _)) = self.endpoints.observe(change) else { return };
+        let Some((key, before)) = self.endpoints.observe(change) else { return };
         self.wake(Part::Mirror, &key, Duration::ZERO);
-        if is_first_list || self.endpoints.get(&key).is_none() {
+        let now = self.endpoints.get(&key);
+        if now.is_some_and(|now| is_endpoints_by_hand(now)) {
+            self.wake(Part::Advice, &key, ADVICE_DELAY);
+        }
+        let is_gone = self.endpoints.get(&key).is_none();
+        if let Some(before) = before.filter(|_| is_gone) {
+            self.advised.remove(before.metadata.uid.as_deref().unwrap_or(""));
+        }
+        if is_first_list || is_gone {
             self.wake(Part::Endpoints, &key, Duration::ZERO);
         }
     }
 }
 
-fn service_of(slice: &EndpointSlice) -> Option<ObjectKey> {
-    let name = slice.labels().get(slices::SERVICE_NAME)?;
-    Some(ObjectKey::new(slice.namespace().unwrap_or_default(), name))
+/// The Service that a slice names; an empty name if it does not.
+fn service_of(slice: &EndpointSlice) -> ObjectKey {
+    let name = slice.labels().get(slices::SERVICE_NAME).map_or("", String::as_str);
+    ObjectKey::new(slice.namespace().unwrap_or_default(), name)
+}
+
+/// The slices of a Service, whoever writes them.
+fn slices_of<'a>(
+    index: &'a HashMap<ObjectKey, BTreeSet<String>>,
+    slices: &'a Cache<EndpointSlice>,
+    service: &'a ObjectKey,
+) -> impl Iterator<Item = &'a EndpointSlice> {
+    let names = index.get(service).into_iter().flatten();
+    let keys = names.map(|name| ObjectKey::new(&service.namespace, name));
+    keys.filter_map(|key| slices.get(&key).map(AsRef::as_ref))
 }
 
 /// The selector by which endpoints are found for a Service, if that is how they are found.
@@ -340,6 +383,7 @@ impl Controller for State {
             Part::Slices => self.plan_slices(work),
             Part::Endpoints => self.plan_endpoints(&work.key),
             Part::Mirror => self.plan_mirror(work),
+            Part::Advice => self.plan_advice(&work.key),
         }
     }
 
@@ -361,6 +405,7 @@ impl Controller for State {
         match work.part {
             Part::Slices => up_to(1000),
             Part::Mirror => up_to(100),
+            Part::Advice => Backoff::default(),
             Part::Endpoints => Backoff { longest: Duration::from_secs(1000), ..Backoff::default() },
         }
     }
@@ -370,6 +415,7 @@ impl Controller for State {
             Part::Slices => "endpoint_slice",
             Part::Endpoints => "endpoint",
             Part::Mirror => "endpoint_slice_mirroring",
+            Part::Advice => "endpoint_advice",
         }
     }
 
@@ -378,7 +424,7 @@ impl Controller for State {
         match work.part {
             Part::Slices => self.metrics.result(Writer::Slices, result),
             Part::Mirror => self.metrics.result(Writer::Mirror, result),
-            Part::Endpoints => {}
+            Part::Endpoints | Part::Advice => {}
         }
     }
 }

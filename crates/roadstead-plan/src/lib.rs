@@ -5,6 +5,7 @@
 //! Watching, writing and retrying belong to `roadstead-controllers`; picking addresses and ports
 //! inside a transaction is carried out by `roadstead-server`.
 
+pub mod advice;
 pub mod alloc;
 pub mod backend;
 pub mod deployment;

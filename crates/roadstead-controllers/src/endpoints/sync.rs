@@ -1,23 +1,27 @@
 //! From what is known about a Service to the writes that its endpoints need.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Endpoints, Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::ResourceExt;
 use roadstead_api::key::ObjectKey;
+use roadstead_api::selector::Labels;
+use roadstead_plan::advice::{self, Advice, is_endpoints_by_hand, is_slice_by_hand};
 use roadstead_plan::backend::Backend;
 use roadstead_plan::endpoints::{self, EndpointsPlan};
 use roadstead_plan::endpointslice::hints::{Mode, Note};
 use roadstead_plan::endpointslice::{self as slices, Input, MANAGED_BY, SlicePlan};
 use roadstead_plan::mirror::{self, MirrorPlan};
+use roadstead_plan::selection::Labelled;
 use roadstead_watch::cache::Cache;
 use roadstead_watch::events::{About, Happening, Severity};
 use roadstead_watch::informer::key_of;
 use roadstead_watch::write::{Collection, Write};
 use tokio::time::Instant;
 
-use super::{State, Work, distribution, selector};
+use super::{State, Work, distribution, selector, slices_of};
 use crate::metrics::{Sync, Totals, Writer};
 use crate::runner::Plan;
 
@@ -32,12 +36,7 @@ impl State {
             return Plan::none();
         };
         let Some(selector) = selector(&service) else { return Plan::none() };
-        let pods: Vec<&Backend> = self
-            .by_label
-            .selected(&key.namespace, selector)
-            .into_iter()
-            .map(AsRef::as_ref)
-            .collect();
+        let pods = selected(&self.by_label, key, selector);
         let own = managed(&self.slices_of, &self.slices, key, slices::CONTROLLER);
         let node = |name: &str| -> Option<&Node> {
             self.nodes.get(&ObjectKey::new("", name)).map(AsRef::as_ref)
@@ -115,12 +114,7 @@ impl State {
             };
         };
         let Some(selector) = selector(&service) else { return Plan::none() };
-        let pods: Vec<&Backend> = self
-            .by_label
-            .selected(&key.namespace, selector)
-            .into_iter()
-            .map(AsRef::as_ref)
-            .collect();
+        let pods = selected(&self.by_label, key, selector);
         let trigger = self.endpoint_triggers.observe(key, &service, &pods);
         let about = |endpoints: &Endpoints| About::object(endpoints);
         match endpoints::plan(&service, &pods, existing.as_deref(), trigger) {
@@ -195,6 +189,33 @@ impl State {
         Plan { writes: writes(create, update, delete, &key.namespace), events, ..Plan::none() }
     }
 
+    /// Says what of the endpoints that people wrote leads nowhere, once.
+    pub(super) fn plan_advice(&mut self, key: &ObjectKey) -> Plan {
+        let service = self.services.get(key).map(AsRef::as_ref);
+        let written = self.endpoints.get(key).filter(|object| is_endpoints_by_hand(object));
+        let endpoints = written
+            .map(|object| (About::object(&**object), advice::about_endpoints(object, service)));
+        let slices = self.slices_of(key).filter(|slice| is_slice_by_hand(slice));
+        let slices =
+            slices.map(|slice| (About::object(slice), advice::about_slice(slice, service)));
+        let all: Vec<_> = endpoints.into_iter().chain(slices).collect();
+        let mut events = Vec::new();
+        for (about, advice) in all {
+            let before = match advice.is_empty() {
+                true => self.advised.remove(&about.uid),
+                false => self.advised.insert(about.uid.clone(), advice.clone()),
+            };
+            let news = advice.into_iter().filter(|one| !before.iter().flatten().any(|o| o == one));
+            events.extend(news.map(|Advice { reason, message }| Happening {
+                about: about.clone(),
+                severity: Severity::Warning,
+                reason: reason.to_owned(),
+                message,
+            }));
+        }
+        Plan { events, ..Plan::none() }
+    }
+
     fn count(&mut self, writer: Writer, work: &Work, now: Option<Totals>) {
         let before = match now {
             Some(now) => self.totals.insert(work.clone(), now),
@@ -207,20 +228,25 @@ impl State {
 const ENDPOINTS: Collection = Collection::of::<Endpoints>();
 const SLICES: Collection = Collection::of::<EndpointSlice>();
 
+/// The pods that a Service selects.
+fn selected<'a>(
+    pods: &'a Labelled<Arc<Backend>>,
+    service: &ObjectKey,
+    selector: &Labels,
+) -> Vec<&'a Backend> {
+    pods.selected(&service.namespace, selector).into_iter().map(AsRef::as_ref).collect()
+}
+
 /// The slices of a Service that one controller manages.
 fn managed<'a>(
-    slices_of: &HashMap<ObjectKey, BTreeSet<String>>,
+    index: &'a HashMap<ObjectKey, BTreeSet<String>>,
     slices: &'a Cache<EndpointSlice>,
-    service: &ObjectKey,
+    service: &'a ObjectKey,
     manager: &str,
 ) -> Vec<&'a EndpointSlice> {
-    let names = slices_of.get(service).into_iter().flatten();
-    let all = names.filter_map(|name| {
-        slices.get(&ObjectKey::new(&service.namespace, name)).map(AsRef::as_ref)
-    });
     let is_own =
         |slice: &&EndpointSlice| slice.labels().get(MANAGED_BY).is_some_and(|name| name == manager);
-    all.filter(is_own).collect()
+    slices_of(index, slices, service).filter(is_own).collect()
 }
 
 fn writes(

@@ -67,7 +67,7 @@ impl NameBuffer {
     pub fn from_wire(wire: &[u8]) -> Option<Self> {
         let mut name = Self { bytes: [0; MAX_LENGTH], length: 0 };
         name.push(wire)?;
-        name.bytes.make_ascii_lowercase();
+        name.bytes[..name.length].make_ascii_lowercase();
         Some(name)
     }
 
@@ -92,8 +92,7 @@ impl<'a> Query<'a> {
         if count(4) != 1 {
             return Err(Fault::Malformed);
         }
-        let (mut name, at) = read_plain_name(bytes).ok_or(Fault::Malformed)?;
-        name.bytes.make_ascii_lowercase();
+        let (name, at) = read_plain_name(bytes).ok_or(Fault::Malformed)?;
         let kind = read_u16(bytes, at).ok_or(Fault::Malformed)?;
         let class = read_u16(bytes, at + 2).ok_or(Fault::Malformed)?;
         let records = usize::from(count(6)) + usize::from(count(8)) + usize::from(count(10));
@@ -227,10 +226,24 @@ pub fn read_name(bytes: &[u8], start: usize) -> Option<(NameBuffer, usize)> {
     }
 }
 
-/// Reads the name of the question, before which there is nothing to point to.
+/// Reads the name of the question, before which there is nothing to point to, in small letters.
+/// Every query comes through here, so it is found first and copied at once.
 fn read_plain_name(bytes: &[u8]) -> Option<(NameBuffer, usize)> {
-    let (name, at) = read_name(bytes, HEADER_LENGTH)?;
-    (at == HEADER_LENGTH + name.length).then_some((name, at))
+    let mut end = HEADER_LENGTH;
+    loop {
+        match usize::from(*bytes.get(end)?) {
+            0 => break,
+            length @ 1..=63 => end += 1 + length,
+            _ => return None,
+        }
+    }
+    let wire = &bytes[HEADER_LENGTH..=end];
+    let mut name = NameBuffer { bytes: [0; MAX_LENGTH], length: wire.len() };
+    let copy = name.bytes.get_mut(..wire.len())?;
+    for (small, byte) in copy.iter_mut().zip(wire) {
+        *small = byte.to_ascii_lowercase();
+    }
+    Some((name, end + 1))
 }
 
 /// Looks for the one `OPT` record. Junk behind the question is tolerated, as others do.

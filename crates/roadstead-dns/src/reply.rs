@@ -84,10 +84,10 @@ impl<'a> Reply<'a> {
         // It is a response, recursion is available, and whether it was wished for is repeated, as
         // is whether signatures are to be checked.
         let flags = [0x80 | (query.bytes[2] & 0x01), 0x80 | (query.bytes[3] & 0x10)];
-        let question = &query.bytes[HEADER_LENGTH..query.question_end];
-        for part in [&query.bytes[..2], &flags, &[0, 1, 0, 0, 0, 0, 0, 0], question] {
-            reply.put(part).expect("the shortest buffer holds the longest question");
-        }
+        let asked = &query.bytes[..query.question_end];
+        reply.put(asked).expect("the shortest buffer holds the longest question");
+        reply.buffer[2..4].copy_from_slice(&flags);
+        reply.buffer[4..HEADER_LENGTH].copy_from_slice(&[0, 1, 0, 0, 0, 0, 0, 0]);
         reply
     }
 
@@ -142,11 +142,12 @@ impl<'a> Reply<'a> {
         lifetime: u32,
         fill: impl FnOnce(&mut Self) -> Option<()>,
     ) -> Option<()> {
+        let mut fixed = [0; 10];
+        fixed[..2].copy_from_slice(&kind.to_be_bytes());
+        fixed[2..4].copy_from_slice(&CLASS_INTERNET.to_be_bytes());
+        fixed[4..8].copy_from_slice(&lifetime.to_be_bytes());
         self.name(owner)?;
-        self.put(&kind.to_be_bytes())?;
-        self.put(&CLASS_INTERNET.to_be_bytes())?;
-        self.put(&lifetime.to_be_bytes())?;
-        self.put(&[0, 0])?;
+        self.put(&fixed)?;
         let data = self.at;
         fill(self)?;
         let length = u16::try_from(self.at - data).ok()?;
@@ -206,6 +207,7 @@ impl<'a> Reply<'a> {
     }
 
     /// Appends bytes, if there is room.
+    #[inline]
     pub fn put(&mut self, bytes: &[u8]) -> Option<()> {
         let end = self.at + bytes.len();
         if bytes.len() > self.room() {

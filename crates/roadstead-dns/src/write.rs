@@ -210,21 +210,22 @@ fn soa(
     place: &Place<'_>,
     lifetime: u32,
 ) -> bool {
-    const REFRESH_RETRY_EXPIRE: [u32; 3] = [7200, 1800, 86_400];
+    const REFRESH_RETRY_EXPIRE: [u8; 12] = [0, 0, 0x1c, 0x20, 0, 0, 7, 8, 0, 1, 0x51, 0x80];
     reply.record(section, place.0, (types::SOA, lifetime), |r| {
+        let mut numbers = [0; 20];
+        numbers[..4].copy_from_slice(&zone.serial().to_be_bytes());
+        numbers[4..16].copy_from_slice(&REFRESH_RETRY_EXPIRE);
+        numbers[16..].copy_from_slice(&lifetime.to_be_bytes());
         server_name(r, place)?;
-        r.label(b"hostmaster")?;
+        r.put(b"\x0ahostmaster")?;
         r.name(place.0)?;
-        r.put(&zone.serial().to_be_bytes())?;
-        REFRESH_RETRY_EXPIRE.iter().try_for_each(|seconds| r.put(&seconds.to_be_bytes()))?;
-        r.put(&lifetime.to_be_bytes())
+        r.put(&numbers)
     })
 }
 
 /// `ns.dns` in the zone.
 fn server_name(reply: &mut Reply<'_>, place: &Place<'_>) -> Option<()> {
-    reply.label(b"ns")?;
-    reply.label(b"dns")?;
+    reply.put(b"\x02ns\x03dns")?;
     reply.name(place.0)
 }
 

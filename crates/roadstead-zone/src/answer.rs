@@ -146,10 +146,10 @@ impl Zone {
 
     /// Answers a question; `name` is in wire form and small letters.
     pub fn answer(&self, name: &[u8], kind: RecordType) -> Answer<'_> {
-        let zone_at = find_suffix(name, self.origin().wire()).or_else(|| reverse::zone_at(name));
-        let zone_at = zone_at.unwrap_or(0);
+        let within = find_suffix(name, self.origin().wire());
+        let zone_at = within.or_else(|| reverse::zone_at(name)).unwrap_or(0);
         let mut aliases = Vec8::default();
-        let mut end = self.step(name, kind);
+        let mut end = self.step(name, within, kind);
         let mut buffer = [0; MAX_LENGTH];
         loop {
             match end {
@@ -168,7 +168,8 @@ impl Zone {
                     let length = target.wire().len();
                     buffer[..length].copy_from_slice(target.wire());
                     buffer[..length].make_ascii_lowercase();
-                    end = self.step(&buffer[..length], kind);
+                    let within = find_suffix(&buffer[..length], self.origin().wire());
+                    end = self.step(&buffer[..length], within, kind);
                 }
             }
         }
@@ -184,10 +185,9 @@ impl Zone {
         Answer { aliases, end, zone_at }
     }
 
-    fn step(&self, name: &[u8], kind: RecordType) -> Step<'_> {
-        let Some(at) = find_suffix(name, self.origin().wire()) else {
-            return Step::End(self.reverse(name, kind));
-        };
+    /// One name; `within` says where the zone's own begins in it.
+    fn step(&self, name: &[u8], within: Option<usize>, kind: RecordType) -> Step<'_> {
+        let Some(at) = within else { return Step::End(self.reverse(name, kind)) };
         let Some(path) = Path::read(name, at) else { return Step::End(self.no_name()) };
         match (path.label(0), path.depth) {
             (b"svc", 2..) => self.in_namespace(&path, kind),

@@ -6,6 +6,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
+use crate::blob::Blob;
 use crate::view::{Dashed, Port, Protocol, ServiceKind, ServiceView, SliceView, undashed};
 use crate::zone::Lifetimes;
 
@@ -20,9 +21,9 @@ pub const QUESTION: [u8; 2] = [0xc0, 12];
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Addresses {
     /// A records of [`V4_RECORD`] bytes each.
-    pub v4: Box<[u8]>,
+    pub v4: Blob<30>,
     /// AAAA records of [`V6_RECORD`] bytes each.
-    pub v6: Box<[u8]>,
+    pub v6: Blob<30>,
 }
 
 impl Addresses {
@@ -44,7 +45,7 @@ impl Addresses {
             records.extend([0, length]);
             records.extend(data);
         }
-        Self { v4: v4.into(), v6: v6.into() }
+        Self { v4: v4.as_slice().into(), v6: v6.as_slice().into() }
     }
 
     /// Whether there are none.
@@ -85,7 +86,7 @@ pub(crate) enum Kind {
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     /// The labels of its name and its namespace, in wire form.
-    pub key: Box<[u8]>,
+    pub key: Blob<46>,
     pub kind: Kind,
     /// What its own name stands for.
     pub own: Addresses,
@@ -125,9 +126,9 @@ struct Slice {
 
 impl Entry {
     /// A Service of which nothing is known yet.
-    pub fn new(key: Box<[u8]>) -> Self {
+    pub fn new(key: &[u8]) -> Self {
         Self {
-            key,
+            key: key.into(),
             kind: Kind::Unknown,
             own: Addresses::default(),
             ports: Box::default(),

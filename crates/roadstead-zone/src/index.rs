@@ -5,28 +5,29 @@
 
 use std::sync::Arc;
 
-const FANOUT: usize = 64;
+const BRANCHES: usize = 64;
 
-/// Values by hash.
+/// Values by hash. With fewer leaves per branch all branches stay in the processor's cache, and a
+/// search fetches little more than the leaf; with more of them a change copies less.
 #[derive(Clone, Debug)]
-pub(crate) struct Index<V> {
-    branches: Box<[Arc<Branch<V>>]>,
+pub(crate) struct Index<V, const LEAVES: usize = 64> {
+    branches: Box<[Arc<Branch<V, LEAVES>>]>,
 }
 
-/// A leaf for each value of six bits of the hash.
-type Branch<V> = [Arc<[(u64, V)]>; FANOUT];
+/// A leaf for each value of some bits of the hash.
+type Branch<V, const LEAVES: usize> = [Arc<[(u64, V)]>; LEAVES];
 
-impl<V> Default for Index<V> {
+impl<V, const LEAVES: usize> Default for Index<V, LEAVES> {
     fn default() -> Self {
-        let branch: Arc<Branch<V>> = Arc::new(std::array::from_fn(|_| Arc::default()));
-        Self { branches: (0..FANOUT).map(|_| branch.clone()).collect() }
+        let branch: Arc<Branch<V, LEAVES>> = Arc::new(std::array::from_fn(|_| Arc::default()));
+        Self { branches: (0..BRANCHES).map(|_| branch.clone()).collect() }
     }
 }
 
-impl<V: Clone> Index<V> {
+impl<V: Clone, const LEAVES: usize> Index<V, LEAVES> {
     /// All values with that hash.
     pub fn get(&self, hash: u64) -> impl Iterator<Item = &V> {
-        let (branch, leaf) = place(hash);
+        let (branch, leaf) = place::<LEAVES>(hash);
         let all = self.branches[branch][leaf].iter();
         all.filter(move |(known, _)| *known == hash).map(|(_, value)| value)
     }
@@ -61,14 +62,14 @@ impl<V: Clone> Index<V> {
     }
 
     fn leaf(&mut self, hash: u64) -> &mut Arc<[(u64, V)]> {
-        let (branch, leaf) = place(hash);
+        let (branch, leaf) = place::<LEAVES>(hash);
         &mut Arc::make_mut(&mut self.branches[branch])[leaf]
     }
 }
 
-fn place(hash: u64) -> (usize, usize) {
-    let bits = |shift: u32| usize::try_from((hash >> shift) % 64).unwrap_or(0);
-    (bits(58), bits(52))
+fn place<const LEAVES: usize>(hash: u64) -> (usize, usize) {
+    let part = |shift: u32, count: usize| (hash >> shift) as usize % count;
+    (part(58, BRANCHES), part(40, LEAVES))
 }
 
 #[cfg(test)]
@@ -77,7 +78,7 @@ mod tests {
 
     #[test]
     fn a_copy_does_not_change() {
-        let mut index = Index::default();
+        let mut index: Index<u64> = Index::default();
         for n in 0..1000_u64 {
             let hash = n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
             index.insert(hash, n, |known| *known == n);

@@ -7,6 +7,7 @@
 //! `roadstead-dns`.
 
 pub mod answer;
+pub mod blob;
 pub mod entry;
 pub mod explain;
 mod index;

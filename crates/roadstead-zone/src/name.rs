@@ -79,11 +79,19 @@ pub fn labels(wire: &[u8]) -> impl Iterator<Item = &[u8]> {
 /// Where `suffix` begins within `name`, if `name` is it or below it. Both in small letters.
 pub fn find_suffix(name: &[u8], suffix: &[u8]) -> Option<usize> {
     let at = name.len().checked_sub(suffix.len())?;
+    if name[at..] != *suffix {
+        return None;
+    }
+    // Everything is below the root.
+    if suffix.len() == 1 {
+        return Some(at);
+    }
+    // The bytes are the same, but they may begin in the middle of a label.
     let mut start = 0;
     while start < at {
         start += 1 + usize::from(*name.get(start)?);
     }
-    (start == at && &name[at..] == suffix).then_some(at)
+    (start == at).then_some(at)
 }
 
 #[cfg(test)]

@@ -6,10 +6,11 @@
 //! moves from one slice to another never disappears in between.
 
 use std::collections::{BTreeSet, HashMap};
-use std::hash::{BuildHasher, RandomState};
+use std::hash::BuildHasher;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use foldhash::quality::RandomState;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use roadstead_api::key::ObjectKey;
@@ -125,7 +126,7 @@ pub struct Zone {
     pub(crate) serial: u32,
     pub(crate) synced: bool,
     hasher: RandomState,
-    services: Index<Arc<Entry>>,
+    services: Index<Arc<Entry>, 16>,
     namespaces: Index<Arc<Namespace>>,
     /// Hashes of Services by ClusterIP, by the address of an endpoint, and by their name alone.
     cluster_ips: Index<u64>,
@@ -153,7 +154,7 @@ impl Zone {
             server: Arc::new(server),
             serial,
             synced: false,
-            hasher: RandomState::new(),
+            hasher: RandomState::default(),
             services: Index::default(),
             namespaces: Index::default(),
             cluster_ips: Index::default(),
@@ -399,7 +400,7 @@ impl Keeper {
         let zone = &mut self.zone;
         let hash = zone.hash(&*key);
         let old = zone.entry(&key).cloned();
-        let old = old.unwrap_or_else(|| Arc::new(Entry::new(key.into())));
+        let old = old.unwrap_or_else(|| Arc::new(Entry::new(&key)));
         let new = Arc::new(edit(&old, &zone.settings.lifetimes));
         relink(&mut zone.cluster_ips, &zone.hasher, hash, &cluster_ips(&old), &cluster_ips(&new));
         relink(

@@ -1,11 +1,16 @@
 //! Many datagrams per system call. No safe crate offers `recvmmsg` and `sendmmsg`.
 //!
-//! Each slot has its own buffers for one query and one reply, an address, and the ancillary data
-//! that says to which of our addresses the query came; the same data makes the reply leave from
-//! there. All of it is allocated once.
+//! Each slot has its own buffer for one query, an address, and the ancillary data that says to which
+//! of our addresses the query came; the same data makes the reply leave from there. Replies are
+//! written one behind the other, so that they touch few pages. All of it is allocated once.
+//!
+//! Replies to one client leave as one message that the kernel cuts up again (`UDP_SEGMENT`): most
+//! resolvers ask for both families at once from one socket, and of all that a reply costs, the way
+//! through the kernel is by far the most.
 // Lengths have other types in other C libraries.
 #![allow(unsafe_code, clippy::unnecessary_cast)]
 
+use std::cmp::Reverse;
 use std::io;
 use std::mem::{size_of, zeroed};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -13,13 +18,17 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
 /// How many datagrams are taken at a time.
-pub const SLOTS: usize = 32;
+pub const SLOTS: usize = 64;
 /// How many slots are offered at least.
-const FEWEST: usize = 4;
-/// Longer queries are cut off, and so malformed.
-const QUERY: usize = 2048;
+const FEWEST: usize = 8;
+/// Longer queries are cut off, and so malformed. Not a power of two, because then the buffers would
+/// all compete for the same few lines of the processor's cache.
+const QUERY: usize = 2048 + 64;
 /// Longer replies are never sent over UDP.
 pub const REPLY: usize = 4096;
+/// Longer replies leave alone: they might not fit into a packet.
+const SEGMENT: usize = 1232;
+/// Room for the address of either family, and for the length of segments.
 const CONTROL: usize = 64;
 
 /// Where a query came from, and by which of our addresses.
@@ -59,6 +68,45 @@ impl Origin {
         }
     }
 
+    /// Whether replies to both take the same way.
+    fn is_same(&self, other: &Self) -> bool {
+        // What is behind the address may be left over from before.
+        fn control(one: &Origin) -> &[u64] {
+            &one.control[..(one.control_length / 8).min(CONTROL / 8)]
+        }
+        let whole = |one: &Self| (one.peer(), one.scope());
+        whole(self) == whole(other) && control(self) == control(other)
+    }
+
+    /// The interface of an address that means something else on every interface.
+    fn scope(&self) -> u32 {
+        if i32::from(self.peer.ss_family) != libc::AF_INET6 {
+            return 0;
+        }
+        let at: *const libc::sockaddr_storage = &raw const self.peer;
+        // SAFETY: the family says that this is what the kernel wrote there.
+        unsafe { (*at.cast::<libc::sockaddr_in6>()).sin6_scope_id }
+    }
+
+    /// Adds to the ancillary data how long each segment is; returns how long it is then.
+    fn add_segment(&mut self, length: usize) -> Option<usize> {
+        let at = self.control_length.next_multiple_of(8);
+        let whole = size_of::<libc::cmsghdr>() + size_of::<u16>();
+        let end = at + whole.next_multiple_of(8);
+        let segment = u16::try_from(length).ok().filter(|_| end <= CONTROL)?;
+        // SAFETY: between `at` and `end` there is room for the header and the number behind it,
+        // and both places are aligned.
+        unsafe {
+            let place = self.control.as_mut_ptr().cast::<u8>().add(at);
+            let header = &mut *place.cast::<libc::cmsghdr>();
+            header.cmsg_level = libc::SOL_UDP;
+            header.cmsg_type = libc::UDP_SEGMENT;
+            header.cmsg_len = whole as _;
+            *place.add(size_of::<libc::cmsghdr>()).cast::<u16>() = segment;
+        }
+        Some(end)
+    }
+
     /// The reply may leave through any interface, as long as it leaves from the same address.
     fn forget_interface(&mut self) {
         let header = size_of::<libc::cmsghdr>();
@@ -78,28 +126,43 @@ impl Origin {
     }
 }
 
+/// A reply that waits to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Ready {
+    /// Equal for equal clients.
+    client: u64,
+    slot: usize,
+    start: usize,
+    length: usize,
+}
+
 /// Buffers for many queries and replies.
 pub struct Batch {
-    queries: Box<[[u8; QUERY]; SLOTS]>,
-    replies: Box<[[u8; REPLY]; SLOTS]>,
-    origins: Box<[Origin]>,
+    queries: Box<[[u8; QUERY]]>,
     /// How long the query in each slot is.
     received: [usize; SLOTS],
-    /// Which slots have a reply, and how long it is.
-    ready: Vec<(usize, usize)>,
+    origins: Box<[Origin]>,
+    replies: Box<[u8]>,
+    /// Where the next reply goes.
+    written: usize,
+    ready: Vec<Ready>,
     /// How many slots are offered: few while little comes, because each has its cost.
     width: usize,
+    /// Whether the kernel cuts messages into segments.
+    segments: bool,
 }
 
 impl Default for Batch {
     fn default() -> Self {
         Self {
-            queries: Box::new([[0; QUERY]; SLOTS]),
-            replies: Box::new([[0; REPLY]; SLOTS]),
-            origins: (0..SLOTS).map(|_| Origin::new()).collect(),
+            queries: vec![[0; QUERY]; SLOTS].into(),
             received: [0; SLOTS],
+            origins: (0..SLOTS).map(|_| Origin::new()).collect(),
+            replies: vec![0; SLOTS * REPLY].into(),
+            written: 0,
             ready: Vec::with_capacity(SLOTS),
             width: FEWEST,
+            segments: true,
         }
     }
 }
@@ -108,6 +171,7 @@ impl Batch {
     /// Waits for at least one datagram, and takes as many as there are; returns their number.
     pub fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
         self.ready.clear();
+        self.written = 0;
         // SAFETY: null pointers and zero lengths are valid in both structures.
         let mut vectors: [libc::iovec; SLOTS] = unsafe { zeroed() };
         // SAFETY: as above.
@@ -154,12 +218,15 @@ impl Batch {
     /// A query, who asked, and room for the reply.
     pub fn slot(&mut self, slot: usize) -> (&[u8], &Origin, &mut [u8]) {
         let query = &self.queries[slot][..self.received[slot]];
-        (query, &self.origins[slot], &mut self.replies[slot])
+        (query, &self.origins[slot], &mut self.replies[self.written..][..REPLY])
     }
 
-    /// Notes that there is a reply of that length.
+    /// Notes that there is a reply of that length. Every slot has one at most.
     pub fn reply(&mut self, slot: usize, length: usize) {
-        self.ready.push((slot, length.min(REPLY)));
+        let client = self.origins[slot].peer().map_or(0, client);
+        let (start, length) = (self.written, length.min(REPLY));
+        self.written += length.next_multiple_of(8);
+        self.ready.push(Ready { client, slot, start, length });
     }
 
     /// Sends all replies. What the kernel does not take is lost, as datagrams are.
@@ -168,43 +235,126 @@ impl Batch {
         let mut vectors: [libc::iovec; SLOTS] = unsafe { zeroed() };
         // SAFETY: as above.
         let mut messages: [libc::mmsghdr; SLOTS] = unsafe { zeroed() };
-        for (at, (slot, length)) in self.ready.iter().enumerate() {
-            vectors[at].iov_base = self.replies[*slot].as_mut_ptr().cast();
-            vectors[at].iov_len = *length;
-            fill(&mut messages[at].msg_hdr, &mut self.origins[*slot], &mut vectors[at]);
+        if self.segments {
+            self.ready.sort_unstable_by_key(|ready| (ready.client, Reverse(ready.length)));
+        }
+        let (mut count, mut at) = (0, 0);
+        while let Some(first) = self.ready.get(at).copied() {
+            let together = self.together(at);
+            for ready in &self.ready[at..at + together] {
+                vectors[at].iov_base = self.replies[ready.start..].as_ptr().cast_mut().cast();
+                vectors[at].iov_len = ready.length;
+                at += 1;
+            }
+            let vectors = &mut vectors[at - together..at];
+            let header = &mut messages[count].msg_hdr;
+            fill(header, &mut self.origins[first.slot], vectors, first.length);
+            count += 1;
         }
         let mut from = 0;
-        while from < self.ready.len() {
-            let count = libc::c_uint::try_from(self.ready.len() - from).unwrap_or(0);
-            let first = messages[from..].as_mut_ptr();
-            // SAFETY: `count` headers follow `first`, and their pointers lead to live buffers.
-            let sent = unsafe { libc::sendmmsg(socket.as_raw_fd(), first, count, 0) };
-            // The first one could not be sent: go on behind it.
-            from += usize::try_from(sent).unwrap_or(0).max(1);
+        while from < count {
+            let rest = &mut messages[from..count];
+            let length = libc::c_uint::try_from(rest.len()).unwrap_or(0);
+            let first = rest.as_mut_ptr();
+            // SAFETY: `length` headers follow `first`, and their pointers lead to live buffers.
+            let sent = unsafe { libc::sendmmsg(socket.as_raw_fd(), first, length, 0) };
+            from += usize::try_from(sent).unwrap_or(0);
+            if sent < 1 {
+                // The first one could not be sent: go on behind it.
+                self.send_apart(socket, &rest[0].msg_hdr);
+                from += 1;
+            }
         }
         Ok(())
     }
+
+    /// How many replies from this one on can leave as one message: those to the same client that
+    /// are as long, and then one that is shorter.
+    fn together(&self, at: usize) -> usize {
+        let rest = &self.ready[at..];
+        let first = &rest[0];
+        if !self.segments || first.length > SEGMENT {
+            return 1;
+        }
+        let same = |other: &&Ready| {
+            let origin = |ready: &Ready| &self.origins[ready.slot];
+            other.client == first.client && origin(other).is_same(origin(first))
+        };
+        let count = rest[1..].iter().take_while(same);
+        let equal = count.clone().take_while(|other| other.length == first.length).count();
+        let shorter = count.skip(equal).take(1).count();
+        1 + equal + shorter
+    }
+
+    /// Sends the replies of a message one by one, because the kernel did not want it as a whole:
+    /// not every interface can.
+    fn send_apart(&mut self, socket: BorrowedFd<'_>, message: &libc::msghdr) {
+        let refused = io::Error::last_os_error().raw_os_error();
+        if message.msg_iovlen as usize == 1 {
+            return;
+        }
+        if matches!(refused, Some(libc::EIO | libc::EINVAL | libc::ENOPROTOOPT)) {
+            self.segments = false;
+        }
+        let mut header = *message;
+        let origin =
+            self.origins.iter().find(|one| ptr::addr_eq(&raw const one.peer, message.msg_name));
+        header.msg_controllen = origin.map_or(0, |origin| origin.control_length) as _;
+        header.msg_iovlen = 1;
+        for at in 0..message.msg_iovlen as usize {
+            // SAFETY: so many vectors are there, and they and all else lead to live buffers.
+            unsafe {
+                header.msg_iov = message.msg_iov.add(at);
+                libc::sendmsg(socket.as_raw_fd(), &raw const header, 0);
+            }
+        }
+    }
 }
 
-fn fill(header: &mut libc::msghdr, origin: &mut Origin, vector: &mut libc::iovec) {
+/// A number for a client that hardly any other has.
+fn client(peer: SocketAddr) -> u64 {
+    let port = u64::from(peer.port());
+    match peer.ip() {
+        IpAddr::V4(address) => u64::from(u32::from(address)) << 16 | port,
+        IpAddr::V6(address) => {
+            let [first, second] = [0, 8].map(|at| {
+                let half = address.octets()[at..].first_chunk().copied();
+                u64::from_be_bytes(half.unwrap_or_default())
+            });
+            (first ^ second).rotate_left(16) ^ port
+        }
+    }
+}
+
+/// Makes a message of one or more replies, of which the longest has that length.
+fn fill(
+    header: &mut libc::msghdr,
+    origin: &mut Origin,
+    vectors: &mut [libc::iovec],
+    longest: usize,
+) {
     header.msg_name = (&raw mut origin.peer).cast();
     header.msg_namelen = origin.peer_length;
-    header.msg_iov = vector;
-    header.msg_iovlen = 1;
-    if origin.control_length > 0 {
+    header.msg_iov = vectors.as_mut_ptr();
+    header.msg_iovlen = vectors.len() as _;
+    let control = match vectors.len() {
+        1 => origin.control_length,
+        _ => origin.add_segment(longest).expect("there is room for an address and a length"),
+    };
+    if control > 0 {
         header.msg_control = origin.control.as_mut_ptr().cast();
-        header.msg_controllen = origin.control_length as _;
+        header.msg_controllen = control as _;
     }
 }
 
 /// Sends one late reply to where its query came from.
 pub fn send_one(socket: BorrowedFd<'_>, origin: &Origin, reply: &[u8]) -> io::Result<()> {
     let mut origin = origin.clone();
-    let mut vector =
-        libc::iovec { iov_base: reply.as_ptr().cast_mut().cast(), iov_len: reply.len() };
+    let (iov_base, iov_len) = (reply.as_ptr().cast_mut().cast(), reply.len());
     // SAFETY: null pointers and zero lengths are valid.
     let mut header: libc::msghdr = unsafe { zeroed() };
-    fill(&mut header, &mut origin, &mut vector);
+    let mut vectors = [libc::iovec { iov_base, iov_len }];
+    fill(&mut header, &mut origin, &mut vectors, iov_len);
     // SAFETY: the pointers in the header lead to live buffers, which the kernel only reads.
     let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const header, libc::MSG_DONTWAIT) };
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
@@ -223,4 +373,75 @@ pub fn learn_addresses(socket: BorrowedFd<'_>, is_v4: bool) -> io::Result<()> {
         libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const on).cast(), length)
     };
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::UdpSocket;
+    use std::os::fd::AsFd;
+    use std::time::Duration;
+
+    /// Two clients send queries of these lengths, and each gets its own back, from the address that
+    /// it asked.
+    #[test]
+    fn replies_find_their_way() {
+        let cases: [(&str, &[usize], &[usize]); 6] = [
+            ("one", &[40], &[]),
+            ("a pair for each", &[40, 52], &[52, 40]),
+            ("all the same", &[60; 20], &[60; 12]),
+            ("all different", &[12, 700, 13, 300, 1232], &[40]),
+            ("some too long to leave with others", &[1500, 1500, 90, 90], &[2000, 1232]),
+            ("as many as fit", &[33; 40], &[34; 24]),
+        ];
+        for segments in [true, false] {
+            for (name, first, second) in cases {
+                let server = UdpSocket::bind("0.0.0.0:0").unwrap();
+                learn_addresses(server.as_fd(), true).unwrap();
+                server.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+                let port = server.local_addr().unwrap().port();
+                let clients = [(first, "127.0.0.2"), (second, "127.0.0.3")].map(|(all, to)| {
+                    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+                    socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+                    // What comes from elsewhere is not received.
+                    socket.connect((to, port)).unwrap();
+                    for (at, length) in all.iter().enumerate() {
+                        socket.send(&vec![u8::try_from(at).unwrap(); *length]).unwrap();
+                    }
+                    (socket, all)
+                });
+                let mut batch = Batch { segments, width: SLOTS, ..Batch::default() };
+                let mut left = first.len() + second.len();
+                while left > 0 {
+                    let count = batch.receive(server.as_fd()).unwrap();
+                    for slot in 0..count {
+                        let (query, _, reply) = batch.slot(slot);
+                        let length = query.len();
+                        reply[..length].copy_from_slice(query);
+                        batch.reply(slot, length);
+                    }
+                    batch.send(server.as_fd()).unwrap();
+                    left -= count;
+                }
+                for (socket, all) in clients {
+                    let mut got: Vec<(u8, usize)> = all
+                        .iter()
+                        .map(|_| {
+                            let mut buffer = [0; REPLY];
+                            let length = socket.recv(&mut buffer).unwrap();
+                            assert!(
+                                buffer[..length].iter().all(|byte| *byte == buffer[0]),
+                                "{name}"
+                            );
+                            (buffer[0], length)
+                        })
+                        .collect();
+                    got.sort_unstable();
+                    let want =
+                        all.iter().enumerate().map(|(at, l)| (u8::try_from(at).unwrap(), *l));
+                    assert_eq!(got, want.collect::<Vec<_>>(), "{name}");
+                }
+            }
+        }
+    }
 }

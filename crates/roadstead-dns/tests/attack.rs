@@ -1,0 +1,161 @@
+//! Names of the cluster are answered as quickly as ever while others misbehave.
+//!
+//! The bounds leave room for a debug build on a busy machine; the figures are written out.
+
+use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use roadstead_dns::metrics::Metrics;
+use roadstead_dns::publish::Published;
+use roadstead_dns::resolve::Resolver;
+use roadstead_dns::server::Server;
+use roadstead_dns::setup::Setup;
+use roadstead_dns::upstream::{Options, Upstreams};
+use roadstead_zone::name::Name;
+use roadstead_zone::zone::{Keeper, Settings};
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+const QUESTIONS: u16 = 500;
+
+fn query(id: u16, name: &str) -> Vec<u8> {
+    let [high, low] = id.to_be_bytes();
+    let mut bytes = vec![high, low, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
+    bytes.extend(Name::parse(name).unwrap().wire());
+    bytes.extend([0, 1, 0, 1]);
+    bytes
+}
+
+/// Asks one question after the other; returns how long the median took, and 99 of 100.
+fn latencies(server: SocketAddr) -> (Duration, Duration) {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    socket.connect(server).unwrap();
+    let mut times = Vec::new();
+    let mut reply = [0; 512];
+    for id in 0..QUESTIONS {
+        let query = query(id, "web.prod.svc.cluster.local");
+        let began = Instant::now();
+        socket.send(&query).unwrap();
+        let length = socket.recv(&mut reply).expect("no answer is lost");
+        times.push(began.elapsed());
+        assert_eq!(reply[..2], query[..2]);
+        assert_eq!(reply[length - 4..length], [10, 96, 0, 1]);
+    }
+    times.sort_unstable();
+    (times[times.len() / 2], times[times.len() * 99 / 100])
+}
+
+/// Something that goes on until it is dropped.
+struct Attack {
+    over: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+    _held: Vec<TcpStream>,
+}
+
+impl Drop for Attack {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            thread.join().unwrap();
+        }
+    }
+}
+
+/// Some thousand datagrams per second.
+fn flood(server: SocketAddr, packet: fn(u64) -> Vec<u8>) -> Attack {
+    let over = Arc::new(AtomicBool::new(false));
+    let stop = over.clone();
+    let thread = thread::spawn(move || {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let mut number = 0;
+        while !stop.load(Ordering::Relaxed) {
+            for _ in 0..10 {
+                number += 1;
+                let _ = socket.send_to(&packet(number), server);
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+    });
+    Attack { over, threads: vec![thread], _held: Vec::new() }
+}
+
+/// Bytes that look more or less like a query.
+fn malformed(number: u64) -> Vec<u8> {
+    let mut state = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut packet = query(7, "web.prod.svc.cluster.local");
+    for _ in 0..number % 12 {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        let at = usize::try_from(state % packet.len() as u64).unwrap();
+        packet[at] = state.to_le_bytes()[7];
+    }
+    packet.truncate(packet.len() - usize::try_from(number % 30).unwrap());
+    packet
+}
+
+/// A name that only the dead servers could know, a different one each time.
+fn foreign(number: u64) -> Vec<u8> {
+    query(9, &format!("host-{number}.example.org"))
+}
+
+/// Thousands of connections over which nothing is ever asked.
+fn connections(server: SocketAddr) -> Attack {
+    // Both ends are in this process, though the server keeps no more than 4096.
+    let limits = std::fs::read_to_string("/proc/self/limits").unwrap();
+    let files = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
+    let files: usize = files.split_whitespace().next().unwrap().parse().unwrap_or(usize::MAX);
+    let count = files.saturating_sub(5_000).max(files / 3).min(10_000);
+    let held = (0..count).map_while(|_| TcpStream::connect(server).ok()).collect::<Vec<_>>();
+    assert!(held.len() > count / 2, "only {} of {count} connections", held.len());
+    eprintln!("{} connections are open", held.len());
+    Attack { over: Arc::default(), threads: Vec::new(), _held: held }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn latency_under_attack() {
+    let mut keeper = Keeper::new(Settings::new(&Name::parse("cluster.local").unwrap()), 1);
+    let web = json!({"metadata": {"namespace": "prod", "name": "web"}, "spec": {"clusterIPs": ["10.96.0.1"]}});
+    keeper.observe_service(&serde_json::from_value(web).unwrap());
+    keeper.set_synced();
+    let server = Server::bind_with(&["127.0.0.1:0".parse().unwrap()], 2).unwrap();
+    let address = server.addresses().unwrap()[0];
+    // One upstream takes everything and says nothing, the other one is not there.
+    let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let upstreams = vec![silent.local_addr().unwrap(), "127.0.0.1:1".parse().unwrap()];
+    let upstreams = Arc::new(Upstreams::new(upstreams, Options::default()));
+    let setup = Published::new(Arc::new(Setup::standard(Some(upstreams))));
+    let resolver = Resolver::new(Published::new(keeper.snapshot()), setup);
+    let stop = CancellationToken::new();
+    let token = stop.clone();
+    let serving =
+        tokio::spawn(async move { server.serve(resolver, &Metrics::default(), 0, token).await });
+
+    let attacks: [(&str, fn(SocketAddr) -> Attack); 3] = [
+        ("malformed packets", |server| flood(server, malformed)),
+        ("names of dead upstreams", |server| flood(server, foreign)),
+        ("idle connections", connections),
+    ];
+    let measured = tokio::task::spawn_blocking(move || {
+        latencies(address);
+        for (name, begin) in attacks {
+            let quiet = latencies(address);
+            let attack = begin(address);
+            let under = latencies(address);
+            drop(attack);
+            let ratio = under.1.as_secs_f64() / quiet.1.as_secs_f64();
+            eprintln!(
+                "{name}: p50, p99 {quiet:?} before, {under:?} under attack: {ratio:.1} times"
+            );
+            assert!(under.0 < quiet.0 * 5 + Duration::from_millis(2), "{name}: half of them");
+            assert!(under.1 < quiet.1 * 10 + Duration::from_millis(40), "{name}: 99 of 100");
+        }
+    });
+    measured.await.unwrap();
+    stop.cancel();
+    serving.await.unwrap().unwrap();
+}

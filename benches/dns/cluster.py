@@ -4,8 +4,10 @@
 usage: cluster.py PORT SERVICES ENDPOINTS
 
 GET /break ends all watches as too old, so that everything is told again.
+GET /freshness?port=DNS&changes=N replaces an endpoint N times, and says how long after each watch
+event the server on that port stopped giving the old address.
 """
-import json, sys, threading
+import json, socket, sys, threading, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlparse
 
@@ -14,6 +16,7 @@ NAMESPACES = 50
 EACH = ENDPOINTS // SERVICES
 broken = threading.Condition()
 round_number = 0
+watchers = {}
 
 
 def meta(n, name, **more):
@@ -48,12 +51,66 @@ def endpoint_slice(n):
             "endpoints": [endpoint(n * EACH + i) for i in range(EACH)]}
 
 
+def fresh_slice(number):
+    addresses = [f"10.200.{n // 250}.{n % 250 + 1}" for n in (number, 20000)]
+    labels = {"kubernetes.io/service-name": "fresh"}
+    return {"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+            "metadata": {"namespace": "ns-0", "name": "fresh-1", "uid": "fresh-1", "labels": labels,
+                         "resourceVersion": str(1000000 + number)},
+            "addressType": "IPv4", "ports": [],
+            "endpoints": [{"addresses": [a], "conditions": {"ready": True}} for a in addresses]}
+
+
+FRESH = {"apiVersion": "v1", "kind": "Service",
+         "metadata": {"namespace": "ns-0", "name": "fresh", "uid": "fresh", "resourceVersion": "1000000"},
+         "spec": {"clusterIP": "None", "clusterIPs": ["None"], "type": "ClusterIP"}}
+QUERY = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x05fresh\x04ns-0\x03svc\x07cluster\x05local\0\0\x01\0\x01"
+
+
+def freshness(port, changes):
+    """One change after the other; the time of each is that from its event to the first answer in
+    hand without the old address. An answer that goes back to an old one afterwards is stale."""
+    dns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    dns.settimeout(2)
+    dns.connect(("127.0.0.1", port))
+
+    def shown():
+        dns.send(QUERY)
+        reply = dns.recv(4096)
+        found = [reply[at + 12:at + 16] for at in range(len(QUERY), len(reply) - 15, 16)]
+        return max([a[2] * 250 + a[3] - 1 for a in found if a[:2] == b"\x0a\xc8" and a[2] < 80], default=-1)
+
+    watchers["/api/v1/services"].event("ADDED", FRESH)
+    slices = watchers["/apis/discovery.k8s.io/v1/endpointslices"]
+    slices.event("ADDED", fresh_slice(0))
+    while shown() != 0:
+        time.sleep(0.01)
+    times, old, stale = [], [], 0
+    for number in range(1, changes + 1):
+        slices.event("MODIFIED", fresh_slice(number))
+        began = time.perf_counter()
+        last = began
+        while True:
+            asked = time.perf_counter()
+            if (seen := shown()) == number:
+                break
+            last = asked
+            stale += seen < number - 1
+        times.append(time.perf_counter() - began)
+        old.append(last - began)
+        stale += shown() != number
+    at = lambda all, part: round(sorted(all)[min(len(all) - 1, int(len(all) * part))] * 1e6)
+    return {"changes": changes, "p50": at(times, 0.5), "p99": at(times, 0.99),
+            "old_p99": at(old, 0.99), "stale": stale}
+
+
 KINDS = {"/api/v1/namespaces": (NAMESPACES, namespace), "/api/v1/services": (SERVICES, service),
          "/apis/discovery.k8s.io/v1/endpointslices": (SERVICES, endpoint_slice)}
 
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def log_message(self, *_):
         pass
@@ -85,6 +142,8 @@ class Handler(BaseHTTPRequestHandler):
                 round_number += 1
                 broken.notify_all()
             return self.answer(200, {})
+        if url.path == "/freshness":
+            return self.answer(200, freshness(int(query["port"][0]), int(query["changes"][0])))
         if url.path not in KINDS:
             return self.answer(404, {"kind": "Status", "code": 404, "status": "Failure"})
         count, make = KINDS[url.path]
@@ -103,6 +162,7 @@ class Handler(BaseHTTPRequestHandler):
             kind = make(0)
             self.event("BOOKMARK", {"apiVersion": kind["apiVersion"], "kind": kind["kind"],
                                     "metadata": {"resourceVersion": "999999", "annotations": done}})
+        watchers[url.path] = self
         with broken:
             broken.wait_for(lambda: round_number != now)
         gone = {"kind": "Status", "status": "Failure", "code": 410, "reason": "Expired", "message": "too old"}

@@ -65,6 +65,8 @@ impl Drop for Attack {
     }
 }
 
+type Begin = fn(SocketAddr) -> Attack;
+
 /// Some thousand datagrams per second.
 fn flood(server: SocketAddr, packet: fn(u64) -> Vec<u8>) -> Attack {
     let over = Arc::new(AtomicBool::new(false));
@@ -135,7 +137,7 @@ async fn latency_under_attack() {
     let serving =
         tokio::spawn(async move { server.serve(resolver, &Metrics::default(), 0, token).await });
 
-    let attacks: [(&str, fn(SocketAddr) -> Attack); 3] = [
+    let attacks: [(&str, Begin); 3] = [
         ("malformed packets", |server| flood(server, malformed)),
         ("names of dead upstreams", |server| flood(server, foreign)),
         ("idle connections", connections),

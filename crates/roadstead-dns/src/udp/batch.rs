@@ -382,8 +382,51 @@ mod tests {
     use std::os::fd::AsFd;
     use std::time::Duration;
 
-    /// Two clients send queries of these lengths, and each gets its own back, from the address that
-    /// it asked.
+    /// All addresses, one for clients, and two for them to ask.
+    type Family = (&'static str, &'static str, [&'static str; 2]);
+    const V4: Family = ("0.0.0.0:0", "127.0.0.1:0", ["127.0.0.2", "127.0.0.3"]);
+    const V6: Family = ("[::]:0", "[::1]:0", ["::1", "::1"]);
+
+    /// Sends one query of each length, filled with its number.
+    fn ask(own: &str, server: (&str, u16), lengths: &[usize]) -> UdpSocket {
+        let socket = UdpSocket::bind(own).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        // What comes from elsewhere is not received.
+        socket.connect(server).unwrap();
+        for (at, length) in lengths.iter().enumerate() {
+            socket.send(&vec![u8::try_from(at).unwrap(); *length]).unwrap();
+        }
+        socket
+    }
+
+    /// Takes so many queries and sends them back.
+    fn echo(batch: &mut Batch, server: &UdpSocket, mut left: usize) {
+        while left > 0 {
+            let count = batch.receive(server.as_fd()).unwrap();
+            for slot in 0..count {
+                let (query, _, reply) = batch.slot(slot);
+                let length = query.len();
+                reply[..length].copy_from_slice(query);
+                batch.reply(slot, length);
+            }
+            batch.send(server.as_fd()).unwrap();
+            left -= count;
+        }
+    }
+
+    /// The lengths of so many replies, by their number.
+    fn replies(socket: &UdpSocket, count: usize) -> Vec<usize> {
+        let mut lengths = vec![0; count];
+        for _ in 0..count {
+            let mut buffer = [0; REPLY];
+            let length = socket.recv(&mut buffer).unwrap();
+            assert!(buffer[..length].iter().all(|byte| *byte == buffer[0]));
+            lengths[usize::from(buffer[0])] = length;
+        }
+        lengths
+    }
+
+    /// Each of two clients gets its own back, from the address that it asked.
     #[test]
     fn replies_find_their_way() {
         let cases: [(&str, &[usize], &[usize]); 6] = [
@@ -394,53 +437,19 @@ mod tests {
             ("some too long to leave with others", &[1500, 1500, 90, 90], &[2000, 1232]),
             ("as many as fit", &[33; 40], &[34; 24]),
         ];
-        for segments in [true, false] {
+        for (segments, family) in [(true, V4), (false, V4), (true, V6), (false, V6)] {
             for (name, first, second) in cases {
-                let server = UdpSocket::bind("0.0.0.0:0").unwrap();
-                learn_addresses(server.as_fd(), true).unwrap();
+                let (everywhere, own, [one, two]) = family;
+                let server = UdpSocket::bind(everywhere).unwrap();
+                learn_addresses(server.as_fd(), family == V4).unwrap();
                 server.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
                 let port = server.local_addr().unwrap().port();
-                let clients = [(first, "127.0.0.2"), (second, "127.0.0.3")].map(|(all, to)| {
-                    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-                    socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-                    // What comes from elsewhere is not received.
-                    socket.connect((to, port)).unwrap();
-                    for (at, length) in all.iter().enumerate() {
-                        socket.send(&vec![u8::try_from(at).unwrap(); *length]).unwrap();
-                    }
-                    (socket, all)
-                });
+                let clients = [ask(own, (one, port), first), ask(own, (two, port), second)];
                 let mut batch = Batch { segments, width: SLOTS, ..Batch::default() };
-                let mut left = first.len() + second.len();
-                while left > 0 {
-                    let count = batch.receive(server.as_fd()).unwrap();
-                    for slot in 0..count {
-                        let (query, _, reply) = batch.slot(slot);
-                        let length = query.len();
-                        reply[..length].copy_from_slice(query);
-                        batch.reply(slot, length);
-                    }
-                    batch.send(server.as_fd()).unwrap();
-                    left -= count;
-                }
-                for (socket, all) in clients {
-                    let mut got: Vec<(u8, usize)> = all
-                        .iter()
-                        .map(|_| {
-                            let mut buffer = [0; REPLY];
-                            let length = socket.recv(&mut buffer).unwrap();
-                            assert!(
-                                buffer[..length].iter().all(|byte| *byte == buffer[0]),
-                                "{name}"
-                            );
-                            (buffer[0], length)
-                        })
-                        .collect();
-                    got.sort_unstable();
-                    let want =
-                        all.iter().enumerate().map(|(at, l)| (u8::try_from(at).unwrap(), *l));
-                    assert_eq!(got, want.collect::<Vec<_>>(), "{name}");
-                }
+                echo(&mut batch, &server, first.len() + second.len());
+                assert_eq!(replies(&clients[0], first.len()), first, "{name}");
+                assert_eq!(replies(&clients[1], second.len()), second, "{name}");
+                assert_eq!(batch.segments, segments, "{name}: loopback takes segments");
             }
         }
     }

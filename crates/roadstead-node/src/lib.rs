@@ -5,7 +5,7 @@
 //! node is decided by the scheduler, through `spec.nodeName`.
 //!
 //! What should happen is decided in pure code: `lifecycle` (the next steps for a pod), `status`
-//! (what the API shows), `probe`, `backoff`, `addresses`, `resolv`, `environment` and `images`.
+//! (what the API shows), `probe`, `backoff`, `addresses`, `environment` and `images`.
 //! The shells around it are thin: `agent` and `worker` (tasks), `network` (netlink), `runtime`
 //! (processes) and `prober` (sockets). `container` and `applet` run in processes of their own,
 //! made from the same executable: see [`applet::applet_main`].
@@ -29,7 +29,6 @@ mod pod_api;
 mod probe;
 mod prober;
 mod recovery;
-mod resolv;
 pub mod runtime;
 mod status;
 mod worker;

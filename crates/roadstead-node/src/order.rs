@@ -8,8 +8,8 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 
 use crate::config::Config;
 use crate::environment::{Addresses, environment, hostname, hosts_file};
-use crate::resolv::{ClusterDns, ResolvConf, compose};
 use crate::runtime::{ContainerOrder, PodName};
+use roadstead_api::resolv::{ClusterDns, ResolvConf, compose};
 
 /// The node's own name servers.
 const NODE_RESOLV_CONF: &str = "/etc/resolv.conf";

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use super::message::{self, Data, Kind, Reply};
-use crate::resolv::ResolvConf;
+use roadstead_api::resolv::ResolvConf;
 
 const ATTEMPTS: usize = 2;
 

@@ -1,4 +1,6 @@
-//! A pod's resolv.conf, composed from its DNS policy, the cluster's and the node's: pure.
+//! A pod's resolv.conf, composed from its DNS policy, the cluster's and the node's.
+//!
+//! The node agent writes it; the DNS server knows from it which names a pod will try.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -9,24 +11,32 @@ const MOST_NAMESERVERS: usize = 3;
 const MOST_SEARCHES: usize = 32;
 const MOST_SEARCH_CHARACTERS: usize = 2048;
 const LONGEST_NAME: usize = 253;
+/// Resolvers take a higher number for this one.
+const MOST_DOTS: usize = 15;
 
 /// The lines of a resolv.conf that matter to a resolver.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct ResolvConf {
-    pub(crate) nameservers: Vec<String>,
-    pub(crate) searches: Vec<String>,
-    pub(crate) options: Vec<String>,
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ResolvConf {
+    /// Whom to ask.
+    pub nameservers: Vec<String>,
+    /// What to put behind a name, one after the other.
+    pub searches: Vec<String>,
+    /// Such as `ndots:5`.
+    pub options: Vec<String>,
 }
 
 /// What the cluster offers.
 #[derive(Clone, Debug)]
-pub(crate) struct ClusterDns {
-    pub(crate) server: IpAddr,
-    pub(crate) domain: String,
+pub struct ClusterDns {
+    /// Where its name server is.
+    pub server: IpAddr,
+    /// What all its names end in.
+    pub domain: String,
 }
 
 impl ResolvConf {
-    pub(crate) fn parse(text: &str) -> Self {
+    /// Reads a file; what has no meaning is passed over.
+    pub fn parse(text: &str) -> Self {
         let mut conf = Self::default();
         for line in text.lines() {
             let line = line.split(['#', ';']).next().unwrap_or_default();
@@ -40,6 +50,12 @@ impl ResolvConf {
             }
         }
         conf
+    }
+
+    /// How many dots a name must have to be asked for as it is first.
+    pub fn dots(&self) -> usize {
+        let last = self.options.iter().rev().find_map(|option| option.strip_prefix("ndots:"));
+        last.and_then(|text| text.parse().ok()).unwrap_or(1).min(MOST_DOTS)
     }
 }
 
@@ -59,11 +75,7 @@ impl fmt::Display for ResolvConf {
 }
 
 /// Returns the pod's resolv.conf, and a note for each thing that had to be left out.
-pub(crate) fn compose(
-    pod: &Pod,
-    cluster: &ClusterDns,
-    node: &ResolvConf,
-) -> (ResolvConf, Vec<String>) {
+pub fn compose(pod: &Pod, cluster: &ClusterDns, node: &ResolvConf) -> (ResolvConf, Vec<String>) {
     let spec = pod.spec.clone().unwrap_or_default();
     let on_host = spec.host_network.unwrap_or(false);
     let mut conf = match spec.dns_policy.as_deref().unwrap_or("ClusterFirst") {

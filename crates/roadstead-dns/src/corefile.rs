@@ -374,8 +374,16 @@ fn cache(directive: &Directive) -> Outcome<CacheRule> {
     Ok(rule)
 }
 
+/// How long an expression may become when it is compiled.
+const REGEX_SIZE: usize = 1 << 20;
+
+/// `rewrite [stop|continue] name KIND FROM TO [answer ...]`, or the same in a block.
 fn rewrite(directive: &Directive) -> Outcome<Rewrite> {
-    let mut words = directive.words[1..].iter().map(String::as_str).peekable();
+    let mut words: Vec<&str> = directive.words[1..].iter().map(String::as_str).collect();
+    for line in &directive.body {
+        words.extend(line.words.iter().map(String::as_str));
+    }
+    let mut words = words.into_iter().peekable();
     words.next_if(|word| matches!(*word, "stop" | "continue"));
     if words.next() != Some("name") {
         return Err(directive.wrong("only `rewrite name` is understood"));
@@ -385,13 +393,27 @@ fn rewrite(directive: &Directive) -> Outcome<Rewrite> {
     let (Some(from), Some(to)) = (words.next(), words.next()) else {
         return Err(directive.wrong("rewrite name needs two names"));
     };
+    // Answers always come under the name that was asked, which is what this is for.
+    if let Some(other) = words.next().filter(|word| *word != "answer") {
+        return Err(directive.wrong(format!("rewrite name: {other:?} is not understood")));
+    }
     let (from_text, to_text) = (from.to_lowercase(), to.to_lowercase());
     match kind {
         "exact" => Ok(Rewrite::Exact(directive.zone(from)?, directive.zone(to)?)),
         "prefix" => Ok(Rewrite::Prefix(from_text, to_text)),
         "suffix" => Ok(Rewrite::Suffix(from_text, to_text)),
         "substring" => Ok(Rewrite::Substring(from_text, to_text)),
-        other => Err(directive.wrong(format!("rewrite name {other}: not understood"))),
+        _ => {
+            // Small letters would change the meaning of classes such as \S.
+            let mut regex = regex::RegexBuilder::new(from);
+            let regex = regex.case_insensitive(true).size_limit(REGEX_SIZE).build();
+            let regex = regex.map_err(|error| {
+                let reason = error.to_string();
+                let last = reason.lines().last().unwrap_or_default().trim_start_matches("error: ");
+                directive.wrong(format!("{from} is no regular expression: {last}"))
+            })?;
+            Ok(Rewrite::Regex(regex, to_text))
+        }
     }
 }
 

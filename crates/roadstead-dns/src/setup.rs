@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use regex::{Captures, Regex};
 use roadstead_zone::name::{Name, find_suffix};
 
 use crate::upstream::Upstreams;
@@ -121,7 +122,7 @@ impl Hosts {
 }
 
 /// A name that is another name.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum Rewrite {
     /// Exactly this one.
     Exact(Name, Name),
@@ -131,6 +132,8 @@ pub enum Rewrite {
     Suffix(String, String),
     /// All that contain this text.
     Substring(String, String),
+    /// All that this expression describes; in the other name `{1}` stands for its first group.
+    Regex(Regex, String),
 }
 
 impl Rewrite {
@@ -151,9 +154,25 @@ impl Rewrite {
                 }
                 text.replace(from.as_str(), to)
             }
+            Rewrite::Regex(from, to) => {
+                // CoreDNS has them see the last dot; many are written without it.
+                let short = text.strip_suffix('.').unwrap_or(&text);
+                let found = from.captures(&text).or_else(|| from.captures(short))?;
+                fill_in(to, &found)
+            }
         };
         Name::parse(&new).map(|name| name.to_lowercase())
     }
+}
+
+/// Puts the groups that were found in the place of their numbers.
+fn fill_in(template: &str, found: &Captures<'_>) -> String {
+    let mut text = template.to_owned();
+    for at in 0..found.len() {
+        let group = found.get(at).map_or("", |group| group.as_str());
+        text = text.replace(&format!("{{{at}}}"), group);
+    }
+    text
 }
 
 /// Names are compared with their last dot.
@@ -219,6 +238,7 @@ mod tests {
     #[test]
     fn rewriting() {
         let name = |text: &str| Name::parse(text).unwrap();
+        let regex = |from: &str, to: &str| Rewrite::Regex(Regex::new(from).unwrap(), to.into());
         let cases = [
             ("exact", Rewrite::Exact(name("a.b"), name("c.d")), "A.b", "c.d."),
             ("not exact", Rewrite::Exact(name("a.b"), name("c.d")), "x.a.b", ""),
@@ -226,6 +246,10 @@ mod tests {
             ("suffix", Rewrite::Suffix(".old.com".into(), ".b".into()), "a.old.com", "a.b."),
             ("no suffix", Rewrite::Suffix(".old.com".into(), ".b".into()), "a.old.com.x", ""),
             ("inside", Rewrite::Substring("dev".into(), "qa".into()), "a.dev.b", "a.qa.b."),
+            ("described", regex(r"^(.*)\.(.*)\.old$", "{2}.{1}.new"), "A.b.old", "b.a.new."),
+            ("described with the dot", regex(r"(.*)\.old\.$", "{1}.new"), "a.old", "a.new."),
+            ("not described", regex(r"^(.*)\.old$", "{1}.new"), "a.old.b", ""),
+            ("described, but no name", regex(r"^(.*)\.old$", "{1}..new"), "a.old", ""),
         ];
         for (what, rule, given, want) in cases {
             let got = rule.apply(&name(given)).map(|name| name.to_string()).unwrap_or_default();

@@ -103,7 +103,11 @@ fn what_is_refused() {
         ),
         (".:53 {\n cache {\n  serve_stale soon\n }\n}", "line 3: soon: not a duration"),
         (".:53 {\n rewrite type ANY HINFO\n}", "line 2: only `rewrite name` is understood"),
-        (".:53 {\n rewrite name regex a b\n}", "line 2: rewrite name regex: not understood"),
+        (
+            ".:53 {\n rewrite name regex ( b\n}",
+            "line 2: ( is no regular expression: unclosed group",
+        ),
+        (".:53 {\n rewrite name a b c\n}", "line 2: rewrite name: \"c\" is not understood"),
         (".:53 {\n health nowhere\n}", "line 2: nowhere: not an address with a port"),
         (".:53 {\n log \"x\n}", "line 2: a quotation mark is not closed"),
         (".:53 {\n loadbalance weighted f\n}", "line 2: loadbalance weighted: unknown policy"),
@@ -120,6 +124,8 @@ fn what_is_understood() {
          policy sequential\n    max_fails 0\n    except x.acme.local\n  }\n}\n\
          .:53 {\n  log\n  hosts {\n    192.0.2.9 db.corp db\n    ttl 60\n    fallthrough\n  }\n  \
          rewrite stop name suffix .old.corp .new.corp answer auto\n  rewrite name a.corp b.corp\n  \
+         rewrite name regex ^(.*)\\.was$ {1}.is answer name (.*)\\.is {1}.was\n  \
+         rewrite stop {\n    name exact x.corp y.corp\n    answer auto\n  }\n  \
          cache {\n    success 100 1h30m\n    denial 5 10\n    serve_stale\n  }\n  \
          kubernetes k8s.example {\n    namespaces a b\n    labels app=web\n    ignore empty_service\n    \
          endpoint_pod_names\n    pods verified\n  }\n}\n",
@@ -131,7 +137,7 @@ fn what_is_understood() {
     let hosts = root.hosts.as_ref().unwrap();
     assert_eq!((hosts.addresses.len(), hosts.lifetime), (2, 60));
     assert!(hosts.fall_through.as_ref().unwrap().covers(b"\x01x\0"));
-    assert_eq!(root.rewrites.len(), 2);
+    assert_eq!(root.rewrites.len(), 4);
     let cache = root.cache.unwrap();
     assert_eq!(cache.success, Duration::from_secs(5400));
     assert_eq!((cache.denial, cache.stale), (Duration::from_secs(10), Duration::from_secs(3600)));

@@ -251,6 +251,7 @@ async fn rules_of_a_corefile() {
         "acme.local {{\n forward . {}\n}}\n. {{\n hosts {{\n  192.0.2.77 db.corp\n  fallthrough\n }}\n \
          rewrite name old.corp web.prod.svc.cluster.local\n \
          rewrite name suffix .was.org .org\n \
+         rewrite name regex ^(.*)--(.*)\\.corp$ {{1}}.{{2}}.svc.cluster.local\n \
          kubernetes cluster.local\n forward . {}\n cache\n}}\n",
         acme.address, world.address
     );
@@ -262,6 +263,7 @@ async fn rules_of_a_corefile() {
         ("db.corp.", NoError, "192.0.2.77"),
         ("old.corp.", NoError, "10.96.0.1"),
         ("example.was.org.", NoError, "192.0.2.1"),
+        ("web--prod.corp.", NoError, "10.96.0.1"),
         ("example.org.", NoError, "192.0.2.1"),
         ("x.acme.local.", NXDomain, ""),
     ] {

@@ -24,7 +24,7 @@ use roadstead_plan::mirror;
 use roadstead_plan::selection::{Labelled, Selectors};
 use roadstead_plan::trigger::Triggers;
 use roadstead_watch::cache::Cache;
-use roadstead_watch::informer::{Change, Selection, informer};
+use roadstead_watch::informer::{Change, Selection, informer, trimmed};
 use roadstead_watch::queue::{Backoff, Queue};
 use roadstead_watch::write::Write;
 
@@ -80,7 +80,10 @@ pub async fn run(client: Client, config: Config, metrics: Metrics) {
     let all = Selection::all();
     let mut inputs = Inputs::new()
         .follow(informer(Api::<Service>::all(client.clone()), all.clone()), State::service)
-        .follow(informer(Api::<EndpointSlice>::all(client.clone()), all.clone()), State::slice);
+        .follow(
+            trimmed(Api::<EndpointSlice>::all(client.clone()), all.clone(), trim_slice),
+            State::slice,
+        );
     let mut state = State::new(config, metrics.clone());
     if state.follows_pods() {
         inputs = inputs
@@ -88,11 +91,23 @@ pub async fn run(client: Client, config: Config, metrics: Metrics) {
             .follow(informer(Api::<Node>::all(client.clone()), all.clone()), State::node);
     }
     if state.follows_endpoints() {
-        inputs =
-            inputs.follow(informer(Api::<Endpoints>::all(client.clone()), all), State::endpoints);
+        let changes = trimmed(Api::<Endpoints>::all(client.clone()), all, trim_endpoints);
+        inputs = inputs.follow(changes, State::endpoints);
     }
     state.queue = Queue::with_meter(QueueMeter::new(metrics.clone(), State::queue_name));
     runner::run(client, metrics, state, inputs).await;
+}
+
+/// Lists are read into more room than they need, and there are many.
+fn trim_slice(slice: &mut EndpointSlice) {
+    slice.endpoints.iter_mut().for_each(Vec::shrink_to_fit);
+}
+
+fn trim_endpoints(endpoints: &mut Endpoints) {
+    for subset in endpoints.subsets.iter_mut().flatten() {
+        subset.addresses.iter_mut().for_each(Vec::shrink_to_fit);
+        subset.not_ready_addresses.iter_mut().for_each(Vec::shrink_to_fit);
+    }
 }
 
 /// The work of one controller on one Service.

@@ -94,10 +94,14 @@ impl<K: Resource> Cache<K> {
             return None;
         }
         let key = key_of(object.as_ref());
-        if let Some(known) = self.objects.get(&key)
+        if let Some(known) = self.objects.get_mut(&key)
             && known.uid() == object.uid()
             && version(known.as_ref()) >= version(object.as_ref())
         {
+            // The informer holds this one too; the answer to our own write would be a second copy.
+            if version(known.as_ref()) == version(object.as_ref()) {
+                *known = object;
+            }
             return None;
         }
         let before = self.objects.insert(key.clone(), object);

@@ -8,16 +8,18 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::panic;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use futures::stream::{BoxStream, FuturesUnordered, SelectAll, StreamExt};
+use futures::stream::{BoxStream, SelectAll, StreamExt};
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use roadstead_watch::events::{About, Happening, Recorder, Severity};
 use roadstead_watch::informer::Change;
 use roadstead_watch::queue::{Backoff, Queue};
 use roadstead_watch::write::{Verb, Write};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
@@ -127,7 +129,7 @@ pub async fn run<C: Controller>(client: Client, metrics: Metrics, state: C, inpu
         recorder,
         state,
         inputs: inputs.0,
-        flying: FuturesUnordered::new(),
+        flying: JoinSet::new(),
         busy: BTreeSet::new(),
         again: BTreeSet::new(),
     };
@@ -143,7 +145,8 @@ struct Runner<C: Controller> {
     recorder: Recorder,
     state: C,
     inputs: SelectAll<BoxStream<'static, Step<C>>>,
-    flying: FuturesUnordered<BoxFuture<'static, (C::Key, Plan, Flight)>>,
+    /// Tasks of their own, so that a large write does not hold up the next plan.
+    flying: JoinSet<(C::Key, Plan, Flight)>,
     /// Keys whose writes are under way.
     busy: BTreeSet<C::Key>,
     /// Those of them that have become due again meanwhile.
@@ -162,8 +165,13 @@ impl<C: Controller> Runner<C> {
         loop {
             tokio::select! {
                 biased;
-                Some((key, plan, flight)) = self.flying.next(), if !self.flying.is_empty() => {
-                    self.land(key, plan, flight);
+                Some(landed) = self.flying.join_next(), if !self.flying.is_empty() => {
+                    match landed {
+                        Ok((key, plan, flight)) => self.land(key, plan, flight),
+                        Err(error) if error.is_panic() => panic::resume_unwind(error.into_panic()),
+                        // Everything ends.
+                        Err(_) => return,
+                    }
                 }
                 Some(step) = self.inputs.next() => step(&mut self.state),
                 () = self.state.queue().ready(),
@@ -187,10 +195,10 @@ impl<C: Controller> Runner<C> {
         }
         self.busy.insert(key.clone());
         let client = self.client.clone();
-        self.flying.push(Box::pin(async move {
+        self.flying.spawn(async move {
             let flight = fly(client, survey, writes, &mut plan.events, began).await;
             (key, plan, flight)
-        }));
+        });
     }
 
     fn land(&mut self, key: C::Key, plan: Plan, flight: Flight) {

@@ -117,7 +117,9 @@ impl Controller for State {
         let own = own.filter_map(|key| self.pods.get(key)).map(Arc::as_ref);
         let none = BTreeMap::new();
         let labels = set.spec.selector.match_labels.as_ref().unwrap_or(&none);
-        let orphans = self.orphans.selected(&key.namespace, labels).into_iter().map(Arc::as_ref);
+        let orphans = &self.orphans;
+        let orphans = orphans.selected(&key.namespace, labels, |pod| pod.metadata.labels.as_ref());
+        let orphans = orphans.into_iter().map(Arc::as_ref);
         let claim = plan::claim(set, own.chain(orphans));
         let plan = plan::plan(set, &claim.own, now);
         let mut writes: Vec<_> = claim.adopt.iter().map(|pod| adopt(set, pod)).collect();

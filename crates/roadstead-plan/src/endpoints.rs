@@ -45,7 +45,10 @@ pub fn plan(
     existing: Option<&Endpoints>,
     trigger: Option<Timestamp>,
 ) -> EndpointsPlan {
-    let (subsets, truncated) = truncate(subsets(service, pods), CAPACITY);
+    let (subsets, truncated) = match desired::common_ports(service) {
+        Some(ports) => one_subset(service, pods, &ports),
+        None => truncate(subsets(service, pods), CAPACITY),
+    };
     let labels = labels(service);
     if let Some(existing) = existing
         && existing.metadata.labels.as_ref() == Some(&labels)
@@ -91,7 +94,22 @@ fn is_truncated(endpoints: &Endpoints) -> bool {
 
 /// Whether two lists of subsets mean the same, in whatever order others write them.
 fn same(stored: &[EndpointSubset], wanted: &[EndpointSubset]) -> bool {
-    stored == wanted || repack(stored.to_vec()) == wanted
+    stored == wanted || (!is_canonical(stored) && repack(stored.to_vec()) == wanted)
+}
+
+/// Whether repacking would change nothing, if that is easy to see.
+fn is_canonical(subsets: &[EndpointSubset]) -> bool {
+    fn key(address: &EndpointAddress) -> (&str, Option<&str>) {
+        (&address.ip, address.target_ref.as_ref().and_then(|target| target.uid.as_deref()))
+    }
+    let in_order = |list: &Option<Vec<EndpointAddress>>| {
+        list.iter().all(|list| list.is_sorted_by(|a, b| key(a) < key(b)))
+    };
+    let [only] = subsets else { return false };
+    let ports = only.ports.as_deref().unwrap_or_default();
+    ports.is_sorted_by_key(port_key)
+        && in_order(&only.addresses)
+        && in_order(&only.not_ready_addresses)
 }
 
 fn labels(service: &Service) -> BTreeMap<String, String> {
@@ -104,55 +122,100 @@ fn labels(service: &Service) -> BTreeMap<String, String> {
     labels
 }
 
+/// The one subset of pods that have the same ports, in canonical form, and whether it is cut off.
+///
+/// This is almost every Service, perhaps of thousands of pods: only what is kept is written out.
+fn one_subset(
+    service: &Service,
+    pods: &[&Backend],
+    ports: &PortSet,
+) -> (Vec<EndpointSubset>, bool) {
+    let (mut ready, mut waiting) = (Vec::new(), Vec::new());
+    for (pod, ip, is_ready) in listed(service, pods) {
+        let list = if is_ready { &mut ready } else { &mut waiting };
+        list.push((ip.to_string(), pod));
+    }
+    if (ports.is_empty() && !desired::is_headless(service)) || ready.len() + waiting.len() == 0 {
+        return (Vec::new(), false);
+    }
+    let truncated = ready.len() + waiting.len() > CAPACITY;
+    let list = |mut all: Vec<(String, &Backend)>, room: usize| {
+        all.sort_by(|(ip, pod), (other_ip, other)| {
+            ip.cmp(other_ip).then_with(|| pod.metadata.uid.cmp(&other.metadata.uid))
+        });
+        let kept = all.into_iter().take(room).map(|(ip, pod)| listing(service, pod, ip));
+        Some(kept.collect::<Vec<_>>()).filter(|kept| !kept.is_empty())
+    };
+    let room = CAPACITY.saturating_sub(ready.len());
+    let (addresses, not_ready_addresses) = (list(ready, CAPACITY), list(waiting, room));
+    let ports = to_ports(ports);
+    (vec![EndpointSubset { addresses, not_ready_addresses, ports }], truncated)
+}
+
 /// The addresses of the pods by their ports, in canonical form.
 fn subsets(service: &Service, pods: &[&Backend]) -> Vec<EndpointSubset> {
-    let publish_all = desired::publishes_all(service);
     let mut by_ports: BTreeMap<PortSet, EndpointSubset> = BTreeMap::new();
-    for pod in pods.iter().filter(|pod| !pod.is_finished()) {
-        let Some(ip) = address(service, pod) else { continue };
-        if pod.is_terminating() && !publish_all {
-            continue;
-        }
+    for (pod, ip, is_ready) in listed(service, pods) {
         let ports = desired::ports(service, pod);
         if ports.is_empty() && !desired::is_headless(service) {
             continue;
         }
         let subset = by_ports.entry(ports).or_default();
-        let list = match publish_all || pod.ready {
+        let list = match is_ready {
             true => &mut subset.addresses,
             false => &mut subset.not_ready_addresses,
         };
-        list.get_or_insert_default().push(EndpointAddress {
-            hostname: desired::hostname(service, pod).map(str::to_owned),
-            ip: ip.to_string(),
-            node_name: Some(pod.node.clone()).filter(|name| !name.is_empty()),
-            target_ref: Some(desired::target_ref(pod)),
-        });
+        list.get_or_insert_default().push(listing(service, pod, ip.to_string()));
     }
-    let subsets = by_ports.into_iter().map(|(ports, subset)| {
-        let ports = ports.ports().iter().map(|port| EndpointPort {
-            app_protocol: port.app_protocol.clone(),
-            name: Some(port.name.clone()).filter(|name| !name.is_empty()),
-            port: port.port,
-            protocol: Some(port.protocol.clone()),
-        });
-        let ports: Vec<_> = ports.collect();
-        EndpointSubset { ports: Some(ports).filter(|ports| !ports.is_empty()), ..subset }
-    });
+    let subsets = by_ports
+        .into_iter()
+        .map(|(ports, subset)| EndpointSubset { ports: to_ports(&ports), ..subset });
     repack(subsets.collect())
 }
 
-/// The pod's address of the Service's first family.
-fn address(service: &Service, pod: &Backend) -> Option<IpAddr> {
+/// The pods that are listed at all, at which address, and whether as ready.
+fn listed<'a>(
+    service: &Service,
+    pods: &[&'a Backend],
+) -> impl Iterator<Item = (&'a Backend, IpAddr, bool)> {
+    let publish_all = desired::publishes_all(service);
+    let family = family(service);
+    let alive = pods.iter().filter(|pod| !pod.is_finished());
+    alive.filter(move |pod| publish_all || !pod.is_terminating()).filter_map(move |pod| {
+        let is_v6 = family.or_else(|| pod.addresses.first().map(IpAddr::is_ipv6))?;
+        let ip = pod.addresses.iter().find(|address| address.is_ipv6() == is_v6)?;
+        Some((*pod, *ip, publish_all || pod.ready))
+    })
+}
+
+fn listing(service: &Service, pod: &Backend, ip: String) -> EndpointAddress {
+    EndpointAddress {
+        hostname: desired::hostname(service, pod).map(str::to_owned),
+        ip,
+        node_name: Some(pod.node.clone()).filter(|name| !name.is_empty()),
+        target_ref: Some(desired::target_ref(pod)),
+    }
+}
+
+fn to_ports(ports: &PortSet) -> Option<Vec<EndpointPort>> {
+    let ports = ports.ports().iter().map(|port| EndpointPort {
+        app_protocol: port.app_protocol.clone(),
+        name: Some(port.name.clone()).filter(|name| !name.is_empty()),
+        port: port.port,
+        protocol: Some(port.protocol.clone()),
+    });
+    Some(ports.collect::<Vec<_>>()).filter(|ports| !ports.is_empty())
+}
+
+/// Whether the first family of a Service is IPv6; of some, their pods decide.
+fn family(service: &Service) -> Option<bool> {
     let spec = service.spec.as_ref()?;
     let first = spec.ip_families.as_ref().and_then(|families| families.first());
     let cluster = spec.cluster_ip.as_deref().and_then(|ip| ip.parse::<IpAddr>().ok());
-    let is_v6 = match (first.map(String::as_str), cluster) {
-        (Some(family), _) => family == "IPv6",
-        (None, Some(address)) => address.is_ipv6(),
-        (None, None) => pod.addresses.first()?.is_ipv6(),
-    };
-    pod.addresses.iter().find(|address| address.is_ipv6() == is_v6).copied()
+    match first {
+        Some(family) => Some(family == "IPv6"),
+        None => cluster.map(|address| address.is_ipv6()),
+    }
 }
 
 type PortKey = (Option<String>, i32, Option<String>, Option<String>);

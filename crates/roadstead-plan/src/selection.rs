@@ -77,15 +77,21 @@ impl<V: Clone> Labelled<V> {
         }
     }
 
-    /// All objects of a namespace that have every pair of a selector, by name.
-    pub fn selected(&self, namespace: &str, selector: &Labels) -> Vec<&V> {
+    /// All objects of a namespace that have every pair of a selector, by name. `labels` tells
+    /// those of an object.
+    pub fn selected<'a>(
+        &'a self,
+        namespace: &str,
+        selector: &Labels,
+        labels: impl Fn(&'a V) -> Option<&'a Labels>,
+    ) -> Vec<&'a V> {
         let Some(pairs) = self.namespaces.get(namespace) else { return Vec::new() };
         let lists: Option<Vec<_>> = selector.iter().map(|label| pairs.get(&pair(label))).collect();
-        let Some(mut lists) = lists else { return Vec::new() };
-        lists.sort_by_key(|list| list.len());
-        let Some((shortest, others)) = lists.split_first() else { return Vec::new() };
-        let in_all = |name: &String| others.iter().all(|list| list.contains_key(name));
-        shortest.iter().filter(|(name, _)| in_all(name)).map(|(_, value)| value).collect()
+        let Some(shortest) = lists.into_iter().flatten().min_by_key(|list| list.len()) else {
+            return Vec::new();
+        };
+        let all = shortest.values();
+        all.filter(|value| selector.len() == 1 || selects(selector, labels(*value))).collect()
     }
 }
 
@@ -187,13 +193,23 @@ mod tests {
     fn which_pods_a_selector_means() {
         let mut index = Labelled::default();
         for (name, given) in [("p1", "a=1,b=2"), ("p2", "a=1"), ("p3", "b=2")] {
-            index.insert(&ObjectKey::new("ns", name), Some(&labels(given)), &name);
+            let labels = labels(given);
+            index.insert(&ObjectKey::new("ns", name), Some(&labels), &(name, labels.clone()));
         }
-        assert_eq!(index.selected("ns", &labels("a=1")), [&"p1", &"p2"]);
-        assert_eq!(index.selected("ns", &labels("a=1,b=2")), [&"p1"]);
-        assert!(index.selected("ns", &labels("a=1,c=3")).is_empty());
-        assert!(index.selected("ns", &labels("")).is_empty(), "an empty selector selects nothing");
+        let names = |index: &Labelled<(&'static str, Labels)>, selector: &str| {
+            let found = index.selected("ns", &labels(selector), |(_, labels)| Some(labels));
+            found.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(" ")
+        };
+        let cases = [
+            ("one pair", "a=1", "p1 p2"),
+            ("two pairs", "a=1,b=2", "p1"),
+            ("a pair that nobody has", "a=1,c=3", ""),
+            ("an empty selector selects nothing", "", ""),
+        ];
+        for (name, selector, want) in cases {
+            assert_eq!(names(&index, selector), want, "{name}");
+        }
         index.remove(&ObjectKey::new("ns", "p1"), Some(&labels("a=1,b=2")));
-        assert_eq!(index.selected("ns", &labels("a=1")), [&"p2"]);
+        assert_eq!(names(&index, "a=1"), "p2");
     }
 }

@@ -234,7 +234,8 @@ fn selected<'a>(
     service: &ObjectKey,
     selector: &Labels,
 ) -> Vec<&'a Backend> {
-    pods.selected(&service.namespace, selector).into_iter().map(AsRef::as_ref).collect()
+    let selected = pods.selected(&service.namespace, selector, |pod| pod.metadata.labels.as_ref());
+    selected.into_iter().map(AsRef::as_ref).collect()
 }
 
 /// The slices of a Service that one controller manages.

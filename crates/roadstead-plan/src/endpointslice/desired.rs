@@ -1,9 +1,9 @@
 //! Which endpoints a Service should have.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
-use k8s_openapi::api::core::v1::{ObjectReference, Service, ServicePort};
+use k8s_openapi::api::core::v1::{Node, ObjectReference, Service, ServicePort};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort, EndpointSlice};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
@@ -172,10 +172,13 @@ pub fn endpoints<'a>(
     let mut all: BTreeMap<PortSet, Vec<Candidate<'a>>> = BTreeMap::new();
     let publish_all = publishes_all(input.service);
     let common = common_ports(input.service);
+    let mut alike = Vec::new();
+    // Many pods are on few nodes.
+    let mut nodes: HashMap<&str, Option<&'a Node>> = HashMap::new();
     for &pod in input.pods.iter().filter(|pod| !pod.is_finished()) {
         let wanted = |address: &&IpAddr| address.is_ipv6() == (family == "IPv6");
         let Some(&address) = pod.addresses.iter().find(wanted) else { continue };
-        let node = (input.node)(&pod.node);
+        let node = *nodes.entry(&pod.node).or_insert_with(|| (input.node)(&pod.node));
         if node.is_none() && !pod.node.is_empty() && !publish_all {
             missing_nodes.insert(pod.node.clone());
             continue;
@@ -185,18 +188,18 @@ pub fn endpoints<'a>(
         let hostname = hostname(input.service, pod);
         let candidate = Candidate { pod, address, hostname, zone, publish_all };
         match &common {
-            Some(common) if all.contains_key(common) => {
-                all.get_mut(common).expect("it is there").push(candidate);
-            }
-            Some(common) => drop(all.insert(common.clone(), vec![candidate])),
+            Some(_) => alike.push(candidate),
             None => all.entry(ports(input.service, pod)).or_default().push(candidate),
         }
+    }
+    if let Some(common) = common.filter(|_| !alike.is_empty()) {
+        all.insert(common, alike);
     }
     all
 }
 
 /// The ports of every pod, if they do not depend on the pod.
-fn common_ports(service: &Service) -> Option<PortSet> {
+pub(crate) fn common_ports(service: &Service) -> Option<PortSet> {
     let by_name = |port: &ServicePort| matches!(port.target_port, Some(IntOrString::String(_)));
     let ports = service.spec.as_ref().and_then(|spec| spec.ports.as_ref());
     let depends = ports.into_iter().flatten().any(by_name);

@@ -32,6 +32,7 @@ need_tools() {
     need ip iproute2 || missing="$missing ip"
     need curl curl || missing="$missing curl"
     need nslookup bind9-dnsutils || missing="$missing nslookup"
+    need musl-gcc musl-tools || missing="$missing musl-gcc"
     need jq jq || missing="$missing jq"
     need kubectl kubernetes-client || missing="$missing kubectl"
 }

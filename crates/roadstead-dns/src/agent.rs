@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use futures::stream::{self, BoxStream, StreamExt};
 use kube::Client;
+use roadstead_api::resolv::ClusterDns;
 use roadstead_watch::status::{self, Page};
 use roadstead_zone::name::Name;
 use roadstead_zone::zone::{Keeper, Lifetimes, Settings};
@@ -17,9 +18,10 @@ use tokio::time;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
+use crate::clients::{self, Node};
 use crate::corefile::{self, Corefile, CorefileError};
 use crate::follow::{Follower, Wanted, config_map, seconds_since_1970};
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, State};
 use crate::programmed;
 use crate::publish::Published;
 use crate::resolve::Resolver;
@@ -56,6 +58,9 @@ pub struct Config {
     pub pages: Pages,
     /// How many threads answer over UDP; `None` is one per processor.
     pub threads: Option<usize>,
+    /// The node whose pods get their searches completed: the one whose pods ask this server. The
+    /// first of the addresses above must be the name server in their resolv.conf.
+    pub complete_searches_of: Option<Node>,
     /// Shows what is being answered from; subscribe to it before `run`.
     pub published: watch::Sender<Programmed>,
     /// The newest resource version among the Services taken in.
@@ -97,6 +102,7 @@ impl Default for Config {
             lease: None,
             pages: Pages::default(),
             threads: None,
+            complete_searches_of: None,
             published: watch::Sender::default(),
             services: watch::Sender::default(),
         }
@@ -200,6 +206,7 @@ pub async fn serve(
             None => std::future::pending().await,
         }
     };
+    let searches = follow_clients(&client, &config, &resolver);
     let configuration = follow_configuration(&client, &config, &sender, &resolver);
     let serving = server.serve(resolver.clone(), &metrics, config.stranger_rate, stop.clone());
     tokio::select! {
@@ -207,6 +214,7 @@ pub async fn serve(
         () = follower.run() => {}
         () = configuration => {}
         () = lease => {}
+        () = searches => {}
         () = pages => {}
     }
     Ok(())
@@ -295,6 +303,16 @@ async fn follow_configuration(
     }
 }
 
+/// Follows the pods whose searches are completed, for ever.
+async fn follow_clients(client: &Client, config: &Config, resolver: &Resolver) {
+    let (Some(node), Some(server)) = (&config.complete_searches_of, config.addresses.first())
+    else {
+        return std::future::pending().await;
+    };
+    let cluster = ClusterDns { server: *server, domain: config.zone.clone() };
+    clients::run(client.clone(), node.clone(), cluster, resolver.clients.clone()).await;
+}
+
 /// The text of a file, again and again.
 fn contents(path: PathBuf) -> BoxStream<'static, Option<String>> {
     let look = |path: PathBuf| async move {
@@ -352,12 +370,13 @@ impl Shown {
             let listener = TcpListener::bind(place).await?;
             let (shown, programmed) = (shown.clone(), programmed.clone());
             servers.push(status::serve(listener, move |path| {
-                let ready = programmed.borrow().ready && !shown.stop.is_cancelled();
+                let Programmed { ready, revision } = *programmed.borrow();
+                let ready = ready && !shown.stop.is_cancelled();
                 match path {
                     "/health" => Some(Page::text(200, "OK")),
                     "/ready" if ready => Some(Page::text(200, "OK")),
                     "/ready" => Some(Page::text(503, "kubernetes")),
-                    "/metrics" => Some(Page::metrics(shown.page())),
+                    "/metrics" => Some(Page::metrics(shown.page(revision))),
                     _ => None,
                 }
             }));
@@ -368,10 +387,17 @@ impl Shown {
         })
     }
 
-    fn page(&self) -> String {
+    fn page(&self, revision: u64) -> String {
         let setup = self.resolver.setup.get();
         let forwards = setup.blocks.iter().flat_map(|block| &block.forwards);
         let broken = forwards.map(|forward| forward.upstreams.broken()).sum();
-        self.metrics.page(self.resolver.cache.len(), broken)
+        let clients = self.resolver.clients.get();
+        self.metrics.page(&State {
+            cached: self.resolver.cache.len(),
+            broken,
+            clients: clients.len(),
+            completed: clients.completed(),
+            revision,
+        })
     }
 }

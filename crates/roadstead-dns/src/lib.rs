@@ -3,12 +3,14 @@
 //! `message` and `reply` are our own codec, which neither allocates nor trusts its input;
 //! `respond` turns one query into one reply and is a plain function, so that any kind of socket
 //! loop can call it. `udp` and `tcp` are such loops, `resolve` and what is below it (`cache`,
-//! `upstream`) fetch what other servers know. `setup` is the configuration in use, `corefile`
+//! `upstream`) fetch what other servers know; `search` completes the searches of the pods that
+//! `clients` knows. `setup` is the configuration in use, `corefile`
 //! reads it in CoreDNS' language, and `agent` keeps zone and setup equal to the cluster. Which
 //! names exist is decided in `roadstead-zone`.
 
 pub mod agent;
 pub mod cache;
+pub mod clients;
 pub mod corefile;
 mod follow;
 pub mod limit;
@@ -19,6 +21,7 @@ pub mod publish;
 pub mod reply;
 pub mod resolve;
 pub mod respond;
+pub mod search;
 pub mod server;
 pub mod setup;
 pub mod tcp;

@@ -71,6 +71,14 @@ impl NameBuffer {
         Some(name)
     }
 
+    /// A name made of two parts, both in small letters.
+    pub fn joined(before: &[u8], behind: &[u8]) -> Option<Self> {
+        let mut name = Self { bytes: [0; MAX_LENGTH], length: 0 };
+        name.push(before)?;
+        name.push(behind)?;
+        Some(name)
+    }
+
     fn push(&mut self, bytes: &[u8]) -> Option<()> {
         let end = self.length + bytes.len();
         self.bytes.get_mut(self.length..end)?.copy_from_slice(bytes);

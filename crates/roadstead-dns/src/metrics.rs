@@ -112,6 +112,21 @@ fn add(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
+/// What is not counted, but simply so.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct State {
+    /// How many answers are in memory.
+    pub cached: usize,
+    /// How many upstreams are down.
+    pub broken: usize,
+    /// How many clients get their searches completed.
+    pub clients: usize,
+    /// How many searches were completed.
+    pub completed: u64,
+    /// The newest resource version that is answered from.
+    pub revision: u64,
+}
+
 /// The counters of all threads.
 #[derive(Debug, Default)]
 pub struct Metrics {
@@ -127,7 +142,7 @@ impl Metrics {
     }
 
     /// The page that Prometheus reads.
-    pub fn page(&self, cached: usize, broken: usize) -> String {
+    pub fn page(&self, state: &State) -> String {
         let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         let mut page = String::new();
         let version = env!("CARGO_PKG_VERSION");
@@ -136,13 +151,20 @@ impl Metrics {
         queries(&mut page, &threads);
         others(&mut page, &threads);
         let gauges = [
-            ("coredns_cache_entries", "Answers in memory.", cached),
-            ("coredns_forward_healthcheck_broken", "Upstreams that are down.", broken),
+            ("coredns_cache_entries", "Answers in memory.", state.cached),
+            ("coredns_forward_healthcheck_broken", "Upstreams that are down.", state.broken),
+            ("roadstead_dns_known_clients", "Pods whose search is completed.", state.clients),
         ];
         for (name, help, count) in gauges {
             family(&mut page, name, "gauge", help);
             line(&mut page, name, SERVER, count.try_into().unwrap_or(0));
         }
+        let name = "coredns_autopath_success_total";
+        family(&mut page, name, "counter", "Searches that were completed.");
+        line(&mut page, name, SERVER, state.completed);
+        let name = "roadstead_dns_programmed_revision";
+        family(&mut page, name, "gauge", "The newest resource version that is answered from.");
+        line(&mut page, name, SERVER, state.revision);
         let name = "coredns_kubernetes_dns_programming_duration_seconds";
         let (help, kind) = ("From an object's change to its answer.", "service_kind=\"any\"");
         histogram(&mut page, name, help, kind, &[&self.programming]);
@@ -246,7 +268,8 @@ mod tests {
             counters.answered(999, Transport::Tcp, 3);
             counters.took(Duration::from_micros(30), 2);
         }
-        let page = metrics.page(7, 0);
+        let page =
+            metrics.page(&State { cached: 7, completed: 3, revision: 42, ..State::default() });
         for want in [
             r#"coredns_dns_requests_total{server="dns://:53",proto="udp",type="A"} 2"#,
             r#"coredns_dns_requests_total{server="dns://:53",proto="tcp",type="other"} 2"#,
@@ -254,6 +277,8 @@ mod tests {
             r#"coredns_dns_request_duration_seconds_bucket{server="dns://:53",le="0.000025"} 0"#,
             r#"coredns_dns_request_duration_seconds_bucket{server="dns://:53",le="0.00005"} 4"#,
             r#"coredns_dns_request_duration_seconds_sum{server="dns://:53"} 0.00012"#,
+            r#"coredns_autopath_success_total{server="dns://:53"} 3"#,
+            r#"roadstead_dns_programmed_revision{server="dns://:53"} 42"#,
             r#"coredns_cache_entries{server="dns://:53"} 7"#,
         ] {
             assert!(page.lines().any(|line| line == want), "{want} is missing in\n{page}");

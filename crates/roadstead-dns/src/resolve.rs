@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,10 +18,12 @@ use tokio::time;
 use tracing::error;
 
 use crate::cache::{Cache, Key, Stored};
+use crate::clients::Clients;
 use crate::message::{NameBuffer, Query};
 use crate::metrics::Counters;
 use crate::publish::Published;
 use crate::respond::{Context, MAX_REPLY, Response, Stage, Transport, key, respond};
+use crate::search::Asking;
 use crate::setup::{CacheRule, Setup};
 use crate::upstream::{Failure, Upstreams, query as query_for};
 
@@ -40,6 +43,8 @@ pub struct Resolver {
     pub zone: Arc<Published<Zone>>,
     /// What is done with which names.
     pub setup: Arc<Published<Setup>>,
+    /// Whose searches are completed.
+    pub clients: Arc<Published<Clients>>,
     /// What others said.
     pub cache: Cache,
     /// What was counted outside the threads of sockets.
@@ -56,6 +61,7 @@ impl Resolver {
         Arc::new(Self {
             zone,
             setup,
+            clients: Published::new(Arc::default()),
             cache: Cache::default(),
             counters: Arc::default(),
             turn: AtomicUsize::new(0),
@@ -65,9 +71,17 @@ impl Resolver {
     }
 
     /// Answers what can be answered at once.
-    pub fn respond(&self, query: &[u8], transport: Transport, buffer: &mut [u8]) -> Response {
-        let (zone, setup) = (self.zone.get(), self.setup.get());
-        respond(&self.context(&zone, &setup, transport), query, buffer)
+    pub fn respond(
+        &self,
+        query: &[u8],
+        transport: Transport,
+        peer: Option<IpAddr>,
+        buffer: &mut [u8],
+    ) -> Response {
+        let (zone, setup, clients) = (self.zone.get(), self.setup.get(), self.clients.get());
+        let asking = peer.map(|address| Asking { clients: &clients, address });
+        let context = Context { asking, ..self.context(&zone, &setup, transport) };
+        respond(&context, query, buffer)
     }
 
     fn context<'a>(
@@ -77,23 +91,29 @@ impl Resolver {
         transport: Transport,
     ) -> Context<'a> {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        Context { zone, setup, cache: &self.cache, transport, turn }
+        Context { zone, setup, cache: &self.cache, transport, turn, asking: None }
     }
 
     /// Asks others, and returns the complete reply; `None` if there is nothing to say.
-    pub async fn finish(self: &Arc<Self>, bytes: &[u8], transport: Transport) -> Option<Vec<u8>> {
+    pub async fn finish(
+        self: &Arc<Self>,
+        bytes: &[u8],
+        transport: Transport,
+        peer: Option<IpAddr>,
+    ) -> Option<Vec<u8>> {
         let query = Query::parse(bytes).ok()?;
-        let (zone, setup) = (self.zone.get(), self.setup.get());
+        let (zone, setup, clients) = (self.zone.get(), self.setup.get(), self.clients.get());
         let context = self.context(&zone, &setup, transport);
         let mut buffer = vec![0; if transport == Transport::Tcp { MAX_REPLY } else { 4096 }];
         let length = match self.plan(&context, &query) {
-            None => match respond(&context, bytes, &mut buffer) {
-                Response::Reply(length) => length,
-                // The guard came back, or the rules have changed in between.
-                Response::Ignore | Response::Forward => {
-                    context.fail(&query, (0, "this server forwards to itself"), &mut buffer)
+            None => {
+                let asking = peer.map(|address| Asking { clients: &clients, address });
+                let search = Context { asking, ..context };
+                match self.complete_search(&search, &query, &setup, &mut buffer).await {
+                    Some(length) => length,
+                    None => answer_alone(&context, &query, &mut buffer),
                 }
-            },
+            }
             Some(plan) => {
                 let found = self.look_up(&setup, plan.key.clone()).await;
                 self.write(&context, &query, &plan, found, &mut buffer)?
@@ -151,7 +171,7 @@ impl Resolver {
     }
 
     /// Finds an answer in memory, with ourselves, or elsewhere.
-    async fn look_up(self: &Arc<Self>, setup: &Arc<Setup>, key: Key) -> Found {
+    pub(crate) async fn look_up(self: &Arc<Self>, setup: &Arc<Setup>, key: Key) -> Found {
         let now = Instant::now();
         let known = self.cache.get(&key);
         if let Some(stored) = known.as_ref().filter(|stored| stored.is_fresh(now)) {
@@ -188,7 +208,7 @@ impl Resolver {
     fn own(&self, key: &Key, rule: &CacheRule) -> Found {
         let mut buffer = vec![0; MAX_REPLY];
         let query = query_for(key, 0);
-        let stored = match self.respond(&query, Transport::Tcp, &mut buffer) {
+        let stored = match self.respond(&query, Transport::Tcp, None, &mut buffer) {
             Response::Reply(length) => Stored::read(&buffer[..length], rule, Instant::now()),
             _ => None,
         };
@@ -278,6 +298,17 @@ impl Resolver {
     }
 }
 
+/// Answers without anybody else.
+fn answer_alone(context: &Context<'_>, query: &Query<'_>, buffer: &mut [u8]) -> usize {
+    match respond(context, query.bytes, buffer) {
+        Response::Reply(length) => length,
+        // The guard came back, or the rules have changed in between.
+        Response::Ignore | Response::Forward => {
+            context.fail(query, (0, "this server forwards to itself"), buffer)
+        }
+    }
+}
+
 /// What has to be asked of others for a query.
 struct Plan {
     key: Key,
@@ -287,7 +318,8 @@ struct Plan {
     alias: bool,
 }
 
-enum Found {
+/// What came of a question.
+pub(crate) enum Found {
     Fresh(Arc<Stored>),
     Stale(Arc<Stored>),
     Nothing(Failure),

@@ -8,8 +8,9 @@ use roadstead_zone::name::Name;
 use roadstead_zone::zone::Zone;
 
 use crate::cache::{Cache, Key, Stored};
-use crate::message::{CLASS_INTERNET, Fault, NameBuffer, Query};
+use crate::message::{CLASS_INTERNET, Fault, HEADER_LENGTH, NameBuffer, Query};
 use crate::reply::{Code, Reply, bare};
+use crate::search::Asking;
 use crate::setup::{Block, Setup};
 use crate::write;
 
@@ -51,6 +52,8 @@ pub struct Context<'a> {
     pub transport: Transport,
     /// Different each time: it decides which of several addresses comes first.
     pub turn: usize,
+    /// Who asks, if searches are to be completed.
+    pub asking: Option<Asking<'a>>,
 }
 
 /// Answers a query, into a buffer that holds any reply of that transport.
@@ -103,6 +106,13 @@ impl<'a> Context<'a> {
         if let Stage::Zone(Answer { end: End::Elsewhere, .. }) | Stage::Others = stage {
             return self.respond_for_others(query, block, (name, rewritten), &stage, buffer);
         }
+        let missing = matches!(&stage, Stage::Zone(answer) if answer.is_missing());
+        if missing
+            && !rewritten
+            && let Some(response) = self.complete_search(query, buffer)
+        {
+            return response;
+        }
         let limit = self.limit(query);
         let mut reply = Reply::new(query, &mut buffer[..limit], self.setup.udp_size);
         Response::Reply(match stage {
@@ -120,7 +130,7 @@ impl<'a> Context<'a> {
                 reply.finish_with(code, reason.map(|reason| (write::number(&reason), reason)))
             }
             stage => {
-                let code = write::hosts(&mut reply, &stage, kind);
+                let code = write::hosts(&mut reply, &stage, kind, HEADER_LENGTH);
                 reply.finish(code)
             }
         })
@@ -210,10 +220,13 @@ impl<'a> Context<'a> {
         if !answer.aliases.is_empty() {
             reply.set_authoritative();
         }
-        write::aliases(&mut reply, self.zone, &answer);
+        write::aliases(&mut reply, self.zone, &answer, HEADER_LENGTH);
         let code = match found {
             None => Code::NoError,
-            Some((stored, age)) => write::retold(&mut reply, asked, stored, age),
+            Some((stored, age)) => {
+                let same = asked.map(|asked| (asked, HEADER_LENGTH));
+                write::retold(&mut reply, same, stored, age)
+            }
         };
         Some(reply.finish(code))
     }
@@ -236,7 +249,7 @@ impl<'a> Context<'a> {
         reply.finish_with(Code::ServerFailure, Some(reason))
     }
 
-    fn limit(&self, query: &Query<'_>) -> usize {
+    pub(crate) fn limit(&self, query: &Query<'_>) -> usize {
         let most = self.setup.udp_size.max(UDP_SIZE_WITHOUT_EDNS);
         let size = match (self.transport, query.edns) {
             (Transport::Tcp, _) => return MAX_REPLY,

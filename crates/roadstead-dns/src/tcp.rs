@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -147,7 +147,7 @@ async fn converse(
                 Verdict::Leave => return Ok(()),
                 Verdict::Late => {
                     waiting += 1;
-                    ask(resolver, query.to_vec(), late.clone());
+                    ask(resolver, query.to_vec(), peer.ip(), late.clone());
                 }
             }
             if output.len() > MOST_UNSENT {
@@ -200,23 +200,26 @@ thread_local! {
 }
 
 fn answer(resolver: &Resolver, query: &[u8], peer: &SocketAddr, output: &mut Vec<u8>) -> Verdict {
-    SCRATCH.with_borrow_mut(|buffer| match resolver.respond(query, Transport::Tcp, buffer) {
-        Response::Ignore => Verdict::Leave,
-        Response::Forward => Verdict::Late,
-        Response::Reply(length) => {
-            let code = buffer[3] & 0x0f;
-            log(&resolver.setup.get(), query, peer, code);
-            resolver.counters.answered(kind(query), Transport::Tcp, code);
-            frame(output, &buffer[..length]);
-            Verdict::Done
+    SCRATCH.with_borrow_mut(|buffer| {
+        let response = resolver.respond(query, Transport::Tcp, Some(peer.ip()), buffer);
+        match response {
+            Response::Ignore => Verdict::Leave,
+            Response::Forward => Verdict::Late,
+            Response::Reply(length) => {
+                let code = buffer[3] & 0x0f;
+                log(&resolver.setup.get(), query, peer, code);
+                resolver.counters.answered(kind(query), Transport::Tcp, code);
+                frame(output, &buffer[..length]);
+                Verdict::Done
+            }
         }
     })
 }
 
-fn ask(resolver: &Arc<Resolver>, query: Vec<u8>, late: mpsc::Sender<Vec<u8>>) {
+fn ask(resolver: &Arc<Resolver>, query: Vec<u8>, peer: IpAddr, late: mpsc::Sender<Vec<u8>>) {
     let resolver = resolver.clone();
     tokio::spawn(async move {
-        let reply = resolver.finish(&query, Transport::Tcp).await.unwrap_or_default();
+        let reply = resolver.finish(&query, Transport::Tcp, Some(peer)).await.unwrap_or_default();
         // The client may have left.
         let _ = late.send(reply).await;
     });

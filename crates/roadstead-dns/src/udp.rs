@@ -17,6 +17,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tracing::{debug, info};
 
 use self::batch::{Batch, Origin};
+use crate::clients::Clients;
 use crate::limit::{Limiter, Verdict};
 use crate::message::{HEADER_LENGTH, read_name, read_u16};
 use crate::metrics::Counters;
@@ -24,6 +25,7 @@ use crate::publish::Reader;
 use crate::reply::Code;
 use crate::resolve::Resolver;
 use crate::respond::{Context, Response, Transport, respond};
+use crate::search::Asking;
 use crate::setup::Setup;
 
 pub mod batch;
@@ -37,6 +39,9 @@ pub struct Late {
     origin: Origin,
     socket: Arc<UdpSocket>,
 }
+
+/// What a thread reads.
+type Readers<'a> = (&'a mut Reader<Zone>, &'a mut Reader<Setup>, &'a mut Reader<Clients>);
 
 /// One thread's own things.
 pub struct Worker {
@@ -60,6 +65,7 @@ impl Worker {
         let mut batch = Batch::default();
         let mut zone = self.resolver.zone.reader();
         let mut setup = self.resolver.setup.reader();
+        let mut clients = self.resolver.clients.reader();
         let mut turn = 0;
         while !self.stop.load(Ordering::Relaxed) {
             let count = match batch.receive(self.socket.as_fd()) {
@@ -74,7 +80,7 @@ impl Worker {
             let began = Instant::now();
             for slot in 0..count {
                 turn += 1;
-                self.answer(&mut batch, slot, (&mut zone, &mut setup), turn);
+                self.answer(&mut batch, slot, (&mut zone, &mut setup, &mut clients), turn);
             }
             if let Err(error) = batch.send(self.socket.as_fd()) {
                 debug!(%error, "cannot send");
@@ -88,7 +94,7 @@ impl Worker {
         &mut self,
         batch: &mut Batch,
         slot: usize,
-        (zone, setup): (&mut Reader<Zone>, &mut Reader<Setup>),
+        (zone, setup, clients): Readers<'_>,
         turn: usize,
     ) {
         let (query, origin, reply) = batch.slot(slot);
@@ -110,6 +116,7 @@ impl Worker {
             cache: &self.resolver.cache,
             transport: Transport::Udp,
             turn,
+            asking: Some(Asking { clients: clients.latest(), address: peer.ip() }),
         };
         match respond(&context, query, reply) {
             Response::Ignore => {}
@@ -166,7 +173,8 @@ pub async fn answer_late(mut queries: mpsc::Receiver<Late>, resolver: Arc<Resolv
         let resolver = resolver.clone();
         tokio::spawn(async move {
             let began = Instant::now();
-            if let Some(reply) = resolver.finish(&late.query, Transport::Udp).await {
+            let peer = late.origin.peer().map(|peer| peer.ip());
+            if let Some(reply) = resolver.finish(&late.query, Transport::Udp, peer).await {
                 let code = reply.get(3).map_or(0, |flags| flags & 0x0f);
                 resolver.counters.answered(kind(&late.query), Transport::Udp, code);
                 resolver.counters.took(began.elapsed(), 1);

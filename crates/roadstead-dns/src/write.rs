@@ -46,8 +46,20 @@ pub fn answer(
     place: &Place<'_>,
     turn: usize,
 ) -> Code {
+    answer_from(reply, zone, answer, place, turn, HEADER_LENGTH)
+}
+
+/// Writes the cluster's answer about a name that is in the message already, at this place.
+pub fn answer_from(
+    reply: &mut Reply<'_>,
+    zone: &Zone,
+    answer: &Answer<'_>,
+    place: &Place<'_>,
+    turn: usize,
+    owner: usize,
+) -> Code {
     reply.set_authoritative();
-    let owner = aliases(reply, zone, answer);
+    let owner = aliases(reply, zone, answer, owner);
     match &answer.end {
         End::Found(found, lifetime) => {
             if !records(reply, zone, found, (owner, *lifetime), place, turn) {
@@ -68,19 +80,23 @@ pub fn answer(
 }
 
 /// Writes the aliases that were followed; returns where the last name is that was asked about.
-pub fn aliases(reply: &mut Reply<'_>, zone: &Zone, answer: &Answer<'_>) -> usize {
+pub fn aliases(reply: &mut Reply<'_>, zone: &Zone, answer: &Answer<'_>, first: usize) -> usize {
     let lifetime = zone.alias_lifetime();
-    answer.aliases.iter().fold(HEADER_LENGTH, |owner, target| {
-        let mut at = owner;
-        let fits = reply.record(Section::Answer, Owner::At(owner), (types::CNAME, lifetime), |r| {
-            at = r.position();
-            r.put(target.wire())
-        });
-        if !fits {
-            reply.set_truncated();
-        }
-        at
-    })
+    let all = answer.aliases.iter();
+    all.fold(first, |owner, target| alias(reply, owner, [target.wire(), &[]], lifetime))
+}
+
+/// Writes that a name is an alias of another, which is given in two parts; returns where that is.
+pub fn alias(reply: &mut Reply<'_>, owner: usize, target: [&[u8]; 2], lifetime: u32) -> usize {
+    let mut at = owner;
+    let fits = reply.record(Section::Answer, Owner::At(owner), (types::CNAME, lifetime), |r| {
+        at = r.position();
+        target.iter().try_for_each(|part| r.put(part))
+    });
+    if !fits {
+        reply.set_truncated();
+    }
+    at
 }
 
 /// Returns whether all of them fit.
@@ -245,9 +261,14 @@ pub(crate) fn look_up<'a>(hosts: &'a Hosts, name: &[u8]) -> Option<Stage<'a>> {
 }
 
 /// Writes what the table of hosts says.
-pub(crate) fn hosts(reply: &mut Reply<'_>, stage: &Stage<'_>, kind: RecordType) -> Code {
+pub(crate) fn hosts(
+    reply: &mut Reply<'_>,
+    stage: &Stage<'_>,
+    kind: RecordType,
+    owner: usize,
+) -> Code {
     reply.set_authoritative();
-    let owner = Owner::At(HEADER_LENGTH);
+    let owner = Owner::At(owner);
     let fits = match stage {
         Stage::Hosts(addresses, lifetime) => addresses
             .iter()
@@ -304,17 +325,21 @@ pub fn foreign(reply: &mut Reply<'_>, query: &Query<'_>, stored: &Stored, age: u
     code(bytes)
 }
 
-/// Writes the answers of another server under names of our own: `asked` is the name that we asked
-/// about in the place of the one in the question, if they differ.
-pub fn retold(reply: &mut Reply<'_>, asked: Option<&[u8]>, stored: &Stored, age: u32) -> Code {
+/// Writes the answers of another server under names of our own: `same` is the name that we asked
+/// about in the place of the one in the question, if they differ, and where its owner is.
+pub fn retold(
+    reply: &mut Reply<'_>,
+    same: Option<(&[u8], usize)>,
+    stored: &Stored,
+    age: u32,
+) -> Code {
     let bytes = &stored.bytes;
     let fits = message::answers(bytes).all(|record| {
         let lifetime = record.lifetime.saturating_sub(age).max(1);
-        let owner = match record.owner.wire() {
-            wire if asked.is_some_and(|asked| wire.eq_ignore_ascii_case(asked)) => {
-                Owner::At(HEADER_LENGTH)
-            }
-            wire => Owner::Name(wire),
+        let wire = record.owner.wire();
+        let owner = match same {
+            Some((name, at)) if wire.eq_ignore_ascii_case(name) => Owner::At(at),
+            _ => Owner::Name(wire),
         };
         reply.record(Section::Answer, owner, (record.kind, lifetime), |r| data(r, bytes, &record))
     });

@@ -1,17 +1,23 @@
 //! Other people's clients against the server, on port 53 of a network namespace of its own: dig,
-//! nslookup, glibc's resolver with a pod's search path, and the way musl and Go ask.
+//! nslookup, the resolvers of glibc and musl with a pod's search path, and the way Go asks.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
-use roadstead_dns::metrics::Metrics;
+use hickory_proto::op::{Message, ResponseCode};
+use hickory_proto::rr::rdata::{A, SOA};
+use hickory_proto::rr::{Name as HickoryName, RData, Record, RecordType};
+use roadstead_dns::clients::Clients;
+use roadstead_dns::metrics::{Metrics, State};
 use roadstead_dns::publish::Published;
 use roadstead_dns::resolve::Resolver;
 use roadstead_dns::server::Server;
 use roadstead_dns::setup::Setup;
-use roadstead_testkit::netns::{laboratory, run, try_run};
+use roadstead_dns::upstream::{Options, Upstreams};
+use roadstead_testkit::netns::{is_left_out, laboratory, run, try_run};
 use roadstead_zone::name::Name;
+use roadstead_zone::search::Search;
 use roadstead_zone::zone::{Keeper, Settings};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
@@ -47,20 +53,32 @@ fn cluster() -> Keeper {
 fn clients_of_others() {
     laboratory(|| {
         run("ip link set lo up");
+        // Without an address of that family glibc would not ask for it.
+        run("ip address add fd00::7/128 dev lo nodad");
+        let world = the_world();
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let stop = CancellationToken::new();
         let token = stop.clone();
+        let zone = Published::new(cluster().snapshot());
+        let upstreams = Upstreams::new(vec![world], Options::default());
+        let setup = Published::new(Arc::new(Setup::standard(Some(upstreams.into()))));
+        let resolver = Resolver::new(zone, setup);
+        let metrics = Arc::new(Metrics::default());
+        let (serving, counting) = (resolver.clone(), metrics.clone());
         let served = runtime.spawn(async move {
             let server = Server::bind_with(&["0.0.0.0:53".parse().unwrap()], 1).unwrap();
-            let zone = Published::new(cluster().snapshot());
-            let setup = Published::new(Arc::new(Setup::standard(None)));
-            server.serve(Resolver::new(zone, setup), &Metrics::default(), 0, token).await
+            server.serve(serving, &counting, 0, token).await
         });
         std::thread::sleep(Duration::from_millis(300));
         dig();
         nslookup();
-        glibc();
         parallel();
+        let search = SEARCHES.join(" ");
+        let text = format!("search {search}\nnameserver 127.0.0.1\noptions ndots:5\n");
+        std::fs::write("/run/resolv.conf", text).unwrap();
+        run("mount --bind /run/resolv.conf /etc/resolv.conf");
+        glibc();
+        searches(&resolver, &metrics);
         stop.cancel();
         runtime.block_on(served).unwrap().unwrap();
     });
@@ -95,10 +113,6 @@ fn nslookup() {
 
 /// getent with a pod's resolv.conf; the laboratory has its own mounts.
 fn glibc() {
-    let conf = std::env::temp_dir().join(format!("resolv.conf.{}", std::process::id()));
-    let text = "search default.svc.cluster.local svc.cluster.local cluster.local\nnameserver 127.0.0.1\noptions ndots:5\n";
-    std::fs::write(&conf, text).unwrap();
-    run(&format!("mount --bind {} /etc/resolv.conf", conf.display()));
     let cases = [
         ("web.shop", "10.96.0.1"),
         ("web.shop.svc", "10.96.0.1"),
@@ -112,11 +126,98 @@ fn glibc() {
         assert!(both.contains(want), "{name}, both families:\n{both}");
     }
     assert!(!try_run("getent ahosts web").status.success(), "not in this namespace");
-    run("umount /etc/resolv.conf");
-    std::fs::remove_file(&conf).unwrap();
 }
 
-/// musl and Go send A and AAAA at once from one socket, and take the replies in any order.
+const SEARCHES: [&str; 3] = ["default.svc.cluster.local", "svc.cluster.local", "cluster.local"];
+
+/// The rest of the world: whatever begins with www has an IPv4 address.
+fn the_world() -> SocketAddr {
+    let socket = UdpSocket::bind("127.0.0.2:5353").unwrap();
+    let address = socket.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let mut buffer = [0; 512];
+        while let Ok((length, peer)) = socket.recv_from(&mut buffer) {
+            let query = Message::from_vec(&buffer[..length]).unwrap();
+            let mut reply = query.clone().into_response();
+            let asked = &query.queries[0];
+            let exists = asked.name().to_ascii().to_lowercase().starts_with("www.");
+            if exists && asked.query_type() == RecordType::A {
+                let data = RData::A(A::new(192, 0, 2, 80));
+                reply.add_answer(Record::from_rdata(asked.name().clone(), 60, data));
+            } else {
+                let root = HickoryName::root();
+                let soa = SOA::new(root.clone(), root.clone(), 1, 1, 1, 1, 60);
+                reply.add_authority(Record::from_rdata(root, 60, RData::SOA(soa)));
+            }
+            if !exists {
+                reply.metadata.response_code = ResponseCode::NXDomain;
+            }
+            let _ = socket.send_to(&reply.to_vec().unwrap(), peer);
+        }
+    });
+    address
+}
+
+/// What a program built with musl gets; it is linked statically, so it runs anywhere.
+fn musl() -> Option<String> {
+    if is_left_out("musl") {
+        return None;
+    }
+    const PROGRAM: &str = r#"
+        #include <netdb.h>
+        #include <stdio.h>
+        #include <sys/socket.h>
+        int main(int count, char **words) {
+            struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *one;
+            int error = getaddrinfo(words[1], 0, &hints, &one);
+            if (error) return 1;
+            for (; one; one = one->ai_next) {
+                char text[99];
+                getnameinfo(one->ai_addr, one->ai_addrlen, text, sizeof text, 0, 0, NI_NUMERICHOST);
+                puts(text);
+            }
+        }"#;
+    std::fs::write("/run/getaddrinfo.c", PROGRAM).unwrap();
+    // Of Debian's package musl-tools.
+    run("musl-gcc -static -o /run/getaddrinfo /run/getaddrinfo.c");
+    Some("/run/getaddrinfo".into())
+}
+
+/// How many queries real resolvers send for a name, by themselves and with our help.
+fn searches(resolver: &Resolver, metrics: &Metrics) {
+    let queries = || {
+        let page = metrics.page(&State::default());
+        let lines = page.lines().filter(|line| line.starts_with("coredns_dns_requests_total"));
+        lines.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum::<u64>()
+    };
+    let search = Search::new(&SEARCHES.map(str::to_owned), 5).unwrap();
+    let helped = Arc::new(Clients::of([([127, 0, 0, 1].into(), search)]));
+    let dig = "dig +search +noall +short".to_owned();
+    // Both families, but for dig.
+    let clients = [("getent ahosts".to_owned(), 2), (dig, 1)];
+    let clients = clients.into_iter().chain(musl().map(|program| (program, 2)));
+    let names = [
+        ("www.example.com", "192.0.2.80", 4),
+        ("web.shop", "10.96.0.1", 2),
+        ("web.shop.svc.cluster.local", "10.96.0.1", 4),
+    ];
+    for (client, families) in clients {
+        for (name, want, tries) in names {
+            for (clients, expected) in [(Arc::default(), tries), (helped.clone(), 1)] {
+                resolver.clients.publish(clients);
+                // Others have been asked before, so that nobody is impatient.
+                run(&format!("{client} {name}"));
+                let before = queries();
+                let text = run(&format!("{client} {name}"));
+                assert!(text.contains(want), "{client} {name}: {text}");
+                assert_eq!(queries() - before, expected * families, "{client} {name}");
+            }
+        }
+    }
+    assert!(helped.completed() > 0);
+}
+
+/// Go sends A and AAAA at once, as musl does, from one socket, and takes the replies in any order.
 fn parallel() {
     let server: SocketAddr = "127.0.0.1:53".parse().unwrap();
     for (name, v4, v6) in [("web", 1, 1), ("four", 1, 0)] {

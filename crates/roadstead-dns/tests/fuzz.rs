@@ -1,16 +1,20 @@
 //! Damaged queries, configurations and replies of other servers: whatever comes, nothing breaks,
-//! and what is sent can be read. `ROADSTEAD_FUZZ_SECONDS` sets the time, `ROADSTEAD_SEED` the seed.
+//! and what is sent can be read. `ROADSTEAD_FUZZ_SECONDS` sets the time of each,
+//! `ROADSTEAD_DNS_FUZZ_SECONDS` only of these; `ROADSTEAD_SEED` sets the seed.
 
 use std::env;
 use std::time::{Duration, Instant};
 
 use hickory_proto::op::Message;
 use roadstead_dns::cache::{Cache, Key, Stored};
+use roadstead_dns::clients::Clients;
 use roadstead_dns::corefile;
 use roadstead_dns::respond::{Context, MAX_REPLY, Response, Transport, respond};
+use roadstead_dns::search::Asking;
 use roadstead_dns::setup::{CacheRule, Setup};
 use roadstead_dns::upstream::{Options, Upstreams, belongs, query};
 use roadstead_zone::name::Name;
+use roadstead_zone::search::Search;
 use roadstead_zone::zone::{Keeper, Settings};
 use serde_json::json;
 
@@ -54,7 +58,9 @@ impl Random {
 }
 
 fn seconds() -> Duration {
-    let text = env::var("ROADSTEAD_FUZZ_SECONDS").ok();
+    let text =
+        env::var("ROADSTEAD_DNS_FUZZ_SECONDS").or_else(|_| env::var("ROADSTEAD_FUZZ_SECONDS"));
+    let text = text.ok();
     Duration::from_secs(text.and_then(|text| text.parse().ok()).unwrap_or(5))
 }
 
@@ -117,7 +123,12 @@ fn damaged_queries() {
         ("outer.prod.svc.cluster.local", 28),
         ("3.0.0.10.in-addr.arpa", 12),
         ("10-0-0-1.prod.pod.cluster.local", 1),
+        ("www.example.org.prod.svc.cluster.local", 1),
+        ("web.prod.svc.prod.svc.cluster.local", 28),
     ];
+    let searches = ["prod.svc.cluster.local", "svc.cluster.local", "cluster.local"];
+    let search = Search::new(&searches.map(str::to_owned), 5).unwrap();
+    let clients = Clients::of([([10, 244, 0, 2].into(), search)]);
     let mut buffer = vec![0; MAX_REPLY];
     repeat(|random, round| {
         let (name, kind) = names[random.below(names.len())];
@@ -125,8 +136,10 @@ fn damaged_queries() {
         random.damage(&mut bytes, &[0, 0, 41, 16, 0, 0, 0, 0, 0, 0, 0]);
         let transport = if random.below(2) == 0 { Transport::Udp } else { Transport::Tcp };
         let turn = random.below(1000);
+        let address = [10, 244, 0, 2].into();
+        let asking = Some(Asking { clients: &clients, address });
         let context =
-            Context { zone: keeper.zone(), setup: &setup, cache: &cache, transport, turn };
+            Context { zone: keeper.zone(), setup: &setup, cache: &cache, transport, turn, asking };
         if let Response::Reply(length) = respond(&context, &bytes, &mut buffer) {
             assert!(transport == Transport::Tcp || length <= 1232, "round {round}");
             let read = Message::from_vec(&buffer[..length]);
@@ -166,8 +179,14 @@ fn damaged_replies() {
         let cache = Cache::default();
         cache.insert(key("example.org", 1), stored.into());
         for transport in [Transport::Udp, Transport::Tcp] {
-            let context =
-                Context { zone: keeper.zone(), setup: &setup, cache: &cache, transport, turn: 0 };
+            let context = Context {
+                zone: keeper.zone(),
+                setup: &setup,
+                cache: &cache,
+                transport,
+                turn: 0,
+                asking: None,
+            };
             if let Response::Reply(length) = respond(&context, &asked, &mut buffer) {
                 assert!(transport == Transport::Tcp || length <= 1232, "round {round}");
                 assert_eq!(buffer[..2], asked[..2], "round {round}");
@@ -182,7 +201,7 @@ fn damaged_configurations() {
     const GOOD: &str = ".:53 {\n errors\n health :8080 {\n  lameduck 5s\n }\n kubernetes cluster.local \
         in-addr.arpa {\n  pods insecure\n  ttl 30\n  fallthrough\n }\n forward . 192.0.2.1 {\n  \
         max_concurrent 1000\n }\n cache 30 {\n  serve_stale 1h\n }\n hosts {\n  192.0.2.2 a.b\n }\n \
-        rewrite name suffix .a .b\n loop\n reload 30s\n}\nacme:53 {\n log\n}\n";
+        rewrite name suffix .a .b\n rewrite name regex (.*)[a-c]{2,3}\\.x$ {1}.y\n loop\n reload 30s\n}\nacme:53 {\n log\n}\n";
     let lines = GOOD.lines().count();
     repeat(|random, round| {
         let mut bytes = GOOD.as_bytes().to_vec();

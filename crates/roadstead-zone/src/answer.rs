@@ -68,6 +68,13 @@ pub struct Answer<'a> {
     pub zone_at: usize,
 }
 
+impl Answer<'_> {
+    /// Whether it is only that the name does not exist.
+    pub fn is_missing(&self) -> bool {
+        matches!(self.end, End::NoName(_)) && self.aliases.is_empty()
+    }
+}
+
 /// How the search for records ended.
 #[derive(Debug)]
 pub enum End<'a> {

@@ -14,5 +14,6 @@ mod index;
 pub mod name;
 pub mod records;
 pub mod reverse;
+pub mod search;
 pub mod view;
 pub mod zone;

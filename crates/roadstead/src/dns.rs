@@ -13,6 +13,7 @@ use kube::api::ListParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, ResourceExt};
 use roadstead_dns::agent::{Config, Pages, Source};
+use roadstead_dns::clients::Node;
 use roadstead_zone::answer::{Answer, End, RecordType};
 use roadstead_zone::entry::{V4_RECORD, V6_RECORD};
 use roadstead_zone::name::Name;
@@ -62,6 +63,10 @@ pub struct Args {
     /// The Lease in kube-system that says which revision is being answered from; empty for none.
     #[arg(long, value_name = "NAME")]
     lease: Option<String>,
+    /// Complete the searches of this node's pods, whose name server is --cluster-ip, so that a name
+    /// from outside costs them one round trip. Their node must have this machine's resolv.conf.
+    #[arg(long, value_name = "NODE", requires = "cluster_ip")]
+    complete_searches_of: Option<String>,
     /// How many threads answer over UDP [default: one per processor].
     #[arg(long, value_name = "NUMBER")]
     threads: Option<usize>,
@@ -158,6 +163,10 @@ async fn serve(client: Client, args: Args) -> anyhow::Result<()> {
             metrics: page(args.metrics, 9153),
         },
         threads: args.threads,
+        complete_searches_of: args
+            .complete_searches_of
+            .clone()
+            .map(|name| Node { name, resolv_conf: "/etc/resolv.conf".into() }),
         corefile: corefile.clone(),
         ..Config::default()
     };

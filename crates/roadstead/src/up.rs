@@ -10,7 +10,7 @@ use clap::{ArgAction, Parser};
 use ipnet::Ipv4Net;
 use jiff::Timestamp;
 use kube::Client;
-use roadstead_dns::agent::Source;
+use roadstead_dns::agent::{Pages, Source};
 use roadstead_forwarding::surroundings::{DetectLocal, Surroundings};
 use roadstead_plan::alloc;
 use roadstead_proxy::drop_in;
@@ -63,6 +63,9 @@ pub struct Args {
     /// The domain that all names of the cluster end in.
     #[arg(long, value_name = "DOMAIN", default_value = "cluster.local")]
     cluster_domain: String,
+    /// Whether DNS tells pods at once what their search for a name will end with.
+    #[arg(long, default_value_t = true, action = ArgAction::Set, value_name = "BOOL")]
+    search_completion: bool,
     /// The bridge that the pods of this machine hang on.
     #[arg(long, value_name = "NAME", default_value = "roadstead0")]
     bridge: String,
@@ -141,6 +144,19 @@ impl Plan {
             follow_node: true,
             ..Default::default()
         }
+    }
+
+    /// As root we have the machine to ourselves, and show what the DNS server counted where
+    /// CoreDNS does, to the machine itself.
+    fn dns_pages(&self) -> Pages {
+        let metrics = machine::is_privileged().then_some((Ipv4Addr::LOCALHOST, 9153).into());
+        Pages { metrics, ..Pages::default() }
+    }
+
+    /// The pods of this machine ask the DNS server of this machine.
+    fn dns_clients(&self) -> roadstead_dns::clients::Node {
+        let resolv_conf = "/etc/resolv.conf".into();
+        roadstead_dns::clients::Node { name: self.node_name.clone(), resolv_conf }
     }
 
     /// The DNS server listens on the bridge, where pods and the machine itself reach it; without
@@ -235,6 +251,8 @@ fn start_dns(
         addresses: vec![plan.dns_ip.into()],
         corefile: Some(Source::ConfigMap("kube-system".into(), "coredns".into())),
         lease: Some(format!("roadstead-dns-{}", plan.node_name)),
+        pages: plan.dns_pages(),
+        complete_searches_of: plan.args.search_completion.then(|| plan.dns_clients()),
         ..Default::default()
     };
     let mut programmed = config.published.subscribe();

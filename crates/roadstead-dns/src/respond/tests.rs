@@ -76,7 +76,14 @@ fn respond_to(
     buffer: &mut [u8],
 ) -> Response {
     let (setup, cache) = (setup(), Cache::default());
-    let context = Context { zone: keeper.zone(), setup: &setup, cache: &cache, transport, turn };
+    let context = Context {
+        zone: keeper.zone(),
+        setup: &setup,
+        cache: &cache,
+        transport,
+        turn,
+        asking: None,
+    };
     respond(&context, bytes, buffer)
 }
 
@@ -292,7 +299,7 @@ fn complete_with(asked: &[u8], found: &[u8], buffer: &mut [u8]) -> Option<usize>
     let (keeper, setup, cache) = (zone(), setup(), Cache::default());
     let stored = Stored::read(found, &CacheRule::default(), Instant::now())?;
     let (zone, transport) = (keeper.zone(), Transport::Udp);
-    let context = Context { zone, setup: &setup, cache: &cache, transport, turn: 0 };
+    let context = Context { zone, setup: &setup, cache: &cache, transport, turn: 0, asking: None };
     let query = Query::parse(asked).ok()?;
     context.complete(&query, None, Some((&stored, 0)), buffer)
 }

@@ -54,7 +54,14 @@ fn query(name: &str, kind: u16, size: Option<u16>) -> Vec<u8> {
 
 fn ask(keeper: &Keeper, bytes: &[u8], transport: Transport, turn: usize) -> Option<Vec<u8>> {
     let (setup, cache) = (Setup::standard(None), Cache::default());
-    let context = Context { zone: keeper.zone(), setup: &setup, cache: &cache, transport, turn };
+    let context = Context {
+        zone: keeper.zone(),
+        setup: &setup,
+        cache: &cache,
+        transport,
+        turn,
+        asking: None,
+    };
     let mut buffer = vec![0; MAX_REPLY];
     match respond(&context, bytes, &mut buffer) {
         Response::Reply(length) => Some(buffer[..length].to_vec()),

@@ -1,0 +1,203 @@
+//! Completes a client's search for it: when the first name it tries does not exist, the reply says
+//! at once what it would have ended with.
+//!
+//! The reply has the form that CoreDNS' autopath gives it: the name that was asked is an alias of
+//! the one that exists. A resolver then sees what it would have seen several round trips later, as
+//! long as every name that comes before is known not to exist. If that cannot be known, or takes
+//! long, the name that was asked does not exist, and the client goes on by itself.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use roadstead_zone::answer::{Answer, End, RecordType};
+use tokio::time;
+
+use crate::cache::{Key, Stored};
+use crate::clients::Clients;
+use crate::message::{HEADER_LENGTH, NameBuffer, Query};
+use crate::reply::{Code, Reply};
+use crate::resolve::{Found, Resolver};
+use crate::respond::{Context, Response, Stage, key};
+use crate::setup::Setup;
+use crate::write;
+
+/// The types that programs look up by name. The others are asked about a name itself, which must
+/// not become an alias for them.
+const COMPLETED: [u16; 7] = [1, 15, 16, 28, 33, 64, 65];
+/// How long others may take. After that the client is quicker by itself, and when it comes to the
+/// last name it joins the question that is under way.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Who asks.
+#[derive(Clone, Copy, Debug)]
+pub struct Asking<'a> {
+    /// All whose search list is known.
+    pub clients: &'a Clients,
+    /// Where the query came from.
+    pub address: IpAddr,
+}
+
+/// A name that will be tried.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Try {
+    /// In small letters.
+    name: NameBuffer,
+    /// How much of it is what the program asked for.
+    base: usize,
+}
+
+/// What is known about a name without asking others.
+enum Fate<'a> {
+    NoName,
+    Cluster(Answer<'a>),
+    Host(Stage<'a>),
+    Remembered(Arc<Stored>),
+    Ask(Key),
+    /// It is better not to say.
+    Unclear,
+}
+
+impl<'a> Context<'a> {
+    /// Answers with what the search will find; `None` if that is nothing, or cannot be said.
+    pub(crate) fn complete_search(&self, query: &Query<'_>, buffer: &mut [u8]) -> Option<Response> {
+        for one in self.tries(query)? {
+            match self.fate(query, &one) {
+                Fate::NoName => {}
+                Fate::Ask(_) => return Some(Response::Forward),
+                fate => return self.say(query, &one, fate, buffer).map(Response::Reply),
+            }
+        }
+        None
+    }
+
+    /// The names that come after the one that was asked for, which does not exist.
+    pub(crate) fn tries(&self, query: &Query<'_>) -> Option<impl Iterator<Item = Try> + use<'a>> {
+        let asking = self.asking?;
+        let asker = asking.clients.get(asking.address)?;
+        let plain = !query.wants_dnssec() && !query.checking_disabled();
+        if !plain || !COMPLETED.contains(&query.kind) {
+            return None;
+        }
+        let name = query.name;
+        let base = asker.search.first_try(name.wire())?;
+        let is_first = asker.is_first(&name.wire()[..base], Instant::now());
+        if !is_first || !self.zone.is_out_of_place(name.wire(), base) {
+            return None;
+        }
+        let rest = asker.search.rest(&name.wire()[..base])?;
+        Some(rest.filter_map(move |domain| {
+            let name = NameBuffer::joined(&name.wire()[..base], domain)?;
+            Some(Try { name, base })
+        }))
+    }
+
+    fn fate(&self, query: &Query<'_>, one: &Try) -> Fate<'a> {
+        let name = one.name.wire();
+        let Some(block) = self.setup.block(name) else { return Fate::Unclear };
+        if block.rewritten(name).is_some() {
+            return Fate::Unclear;
+        }
+        match self.stage(block, name, RecordType::from_number(query.kind)) {
+            Stage::NoHost => Fate::NoName,
+            Stage::Zone(answer) => match answer.end {
+                End::NoName(_) if answer.aliases.is_empty() => Fate::NoName,
+                End::Found(..) | End::NoData(_) => Fate::Cluster(answer),
+                _ => Fate::Unclear,
+            },
+            Stage::Others if block.forward(name).is_none() => Fate::Unclear,
+            Stage::Others => {
+                let key = key(query, name);
+                let stored = self.cache.get(&key).filter(|_| block.cache.is_some());
+                match stored.filter(|stored| stored.is_fresh(Instant::now())) {
+                    Some(stored) => remembered(stored),
+                    None => Fate::Ask(key),
+                }
+            }
+            host => Fate::Host(host),
+        }
+    }
+
+    /// Writes that the name that was asked for is an alias, and of what.
+    fn say(
+        &self,
+        query: &Query<'_>,
+        one: &Try,
+        fate: Fate<'_>,
+        buffer: &mut [u8],
+    ) -> Option<usize> {
+        let limit = self.limit(query);
+        let mut reply = Reply::new(query, &mut buffer[..limit], self.setup.udp_size);
+        reply.set_authoritative();
+        // In the letters in which it was asked, because it is what programs show as the name.
+        let raw = query.bytes.get(HEADER_LENGTH..HEADER_LENGTH + one.base)?;
+        let target = [raw, &one.name.wire()[one.base..]];
+        let lifetime = self.zone.settings().lifetimes.negative;
+        let owner = write::alias(&mut reply, HEADER_LENGTH, target, lifetime);
+        let kind = RecordType::from_number(query.kind);
+        let code = match fate {
+            Fate::Cluster(answer) => {
+                let place = write::Place::of(&answer, true, self.zone);
+                write::answer_from(&mut reply, self.zone, &answer, &place, self.turn, owner)
+            }
+            Fate::Host(stage) => write::hosts(&mut reply, &stage, kind, owner),
+            Fate::Remembered(stored) => {
+                let age = stored.age(Instant::now());
+                let same = Some((one.name.wire(), owner));
+                write::retold(&mut reply, same, &stored, age)
+            }
+            Fate::NoName | Fate::Ask(_) | Fate::Unclear => return None,
+        };
+        if code != Code::NoError {
+            return None;
+        }
+        self.asking?.clients.count();
+        Some(reply.finish(code))
+    }
+}
+
+/// What a message of another server says about a name.
+fn remembered<'a>(stored: Arc<Stored>) -> Fate<'a> {
+    match stored.bytes.get(3).map(|flags| flags & 0x0f) {
+        Some(0) => Fate::Remembered(stored),
+        Some(3) => Fate::NoName,
+        _ => Fate::Unclear,
+    }
+}
+
+impl Resolver {
+    /// Completes a search for which others have to be asked; `None` if it cannot be completed.
+    pub(crate) async fn complete_search(
+        self: &Arc<Self>,
+        context: &Context<'_>,
+        query: &Query<'_>,
+        setup: &Arc<Setup>,
+        buffer: &mut [u8],
+    ) -> Option<usize> {
+        let found = self.search(context, query, setup);
+        let (one, fate) = time::timeout(PATIENCE, found).await.ok()??;
+        context.say(query, &one, fate, buffer)
+    }
+
+    async fn search<'a>(
+        self: &Arc<Self>,
+        context: &Context<'a>,
+        query: &Query<'_>,
+        setup: &Arc<Setup>,
+    ) -> Option<(Try, Fate<'a>)> {
+        let tries: Vec<Try> = context.tries(query)?.collect();
+        for one in tries {
+            let fate = match context.fate(query, &one) {
+                Fate::Ask(key) => match self.look_up(setup, key).await {
+                    Found::Fresh(stored) | Found::Stale(stored) => remembered(stored),
+                    Found::Nothing(_) => Fate::Unclear,
+                },
+                fate => fate,
+            };
+            if !matches!(fate, Fate::NoName) {
+                return Some((one, fate));
+            }
+        }
+        None
+    }
+}

@@ -12,8 +12,9 @@ use roadstead_store::transaction::Transaction;
 use tokio::sync::watch;
 use tokio::time;
 
-/// How long a write waits at most.
-const PATIENCE: Duration = Duration::from_millis(50);
+/// How long a write waits at most. Usually it is less than a millisecond; a machine that is busy with
+/// other things may keep the other component waiting for much longer.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// A component that follows one kind.
 #[derive(Debug)]

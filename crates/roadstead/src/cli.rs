@@ -62,6 +62,8 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
     tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::new(format!("nlink=error,{}", cli.log)))
         .with_writer(std::io::stderr)
+        // If the log is on a disk that is full, to complain about it there would be a panic.
+        .log_internal_errors(false)
         .with_target(false)
         .with_ansi(std::io::stderr().is_terminal())
         .compact()

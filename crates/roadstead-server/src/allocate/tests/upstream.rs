@@ -4,12 +4,10 @@
 use super::*;
 
 /// Where we knowingly answer otherwise, and why.
-const MEANT: [(&str, &str); 6] = [
+const MEANT: [(&str, &str); 4] = [
     ("no name", "the missing name is what is wrong, not an address"),
     ("dry outside", "the same words as without dry run"),
     ("dup np", "422 with the field; upstream answers 500 without a reason"),
-    ("es port 70000", "an empty list stays a list; upstream answers null"),
-    ("es topo", "an empty list stays a list; upstream answers null"),
     ("sc add", "a range is ready at once; upstream waits for its controller manager"),
 ];
 

@@ -8,6 +8,10 @@ use crate::entry::{Event, Revision};
 use crate::error::StoreError;
 use crate::store::Store;
 
+/// How many events are handed out at a time: a reader that comes back from far behind does not need
+/// room for everything that happened.
+const AT_ONCE: usize = 1024;
+
 /// What happened in a bucket since the last look.
 #[derive(Debug)]
 pub struct Batch {
@@ -38,21 +42,25 @@ impl Feed {
 
     /// What has happened since the last look, without waiting.
     pub fn now(&mut self) -> Result<Batch, StoreError> {
-        self.changed.mark_unchanged();
-        let batch = self.store.events_after(&self.bucket, self.after)?;
-        self.after = batch.revision;
-        Ok(batch)
+        self.look(usize::MAX)
     }
 
     /// Waits until something happens. Safe to drop at any moment: nothing is skipped.
     pub async fn next(&mut self) -> Result<Batch, StoreError> {
         loop {
-            let batch = self.now()?;
+            let batch = self.look(AT_ONCE)?;
             if !batch.events.is_empty() {
                 return Ok(batch);
             }
             // The sender lives in the store, which we hold.
             let _ = self.changed.changed().await;
         }
+    }
+
+    fn look(&mut self, limit: usize) -> Result<Batch, StoreError> {
+        self.changed.mark_unchanged();
+        let batch = self.store.events_after(&self.bucket, self.after, limit)?;
+        self.after = batch.revision;
+        Ok(batch)
     }
 }

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::millis;
-use crate::entry::{Event, Millis};
+use crate::entry::{Event, Millis, Revision};
 
 /// What an event costs besides its bytes: itself, two entries, their keys.
 const OVERHEAD: usize = 320;
+/// How heavy the events are together that are kept whole, for the many who follow closely.
+const RECENT: usize = 2 << 20;
 
 /// Bounds of the history. An event is forgotten when it is both older than `age` and not among the
 /// newest `events`, or when the history is larger than `bytes`.
@@ -28,47 +30,76 @@ impl Default for Limits {
     }
 }
 
-/// The newest events of all buckets, in order.
+/// When events happened and how heavy they are, for all buckets together, in order.
 #[derive(Debug, Default)]
 pub(crate) struct History {
     limits: Limits,
-    events: VecDeque<Arc<Event>>,
+    marks: VecDeque<Mark>,
     bytes: usize,
+    /// How many of the newest events are kept whole,
+    recent: usize,
+    /// and how heavy they are.
+    recent_bytes: usize,
+}
+
+/// Where an event is, and what it weighs.
+#[derive(Debug)]
+pub(crate) struct Mark {
+    pub(crate) revision: Revision,
+    pub(crate) bucket: Arc<str>,
+    at: Millis,
+    weight: usize,
 }
 
 impl History {
     pub(crate) fn new(limits: Limits) -> Self {
-        Self { limits, events: VecDeque::new(), bytes: 0 }
+        Self { limits, ..Self::default() }
     }
 
-    pub(crate) fn push(&mut self, event: Arc<Event>) {
-        self.bytes += weight(&event);
-        self.events.push_back(event);
+    pub(crate) fn push(&mut self, event: &Event) {
+        let (revision, bucket, at) = (event.revision, event.key.bucket.clone(), event.at);
+        let weight = weight(event);
+        self.marks.push_back(Mark { revision, bucket, at, weight });
+        self.bytes += weight;
+        self.recent += 1;
+        self.recent_bytes += weight;
     }
 
-    pub(crate) fn pop(&mut self) -> Option<Arc<Event>> {
-        let event = self.events.pop_front()?;
-        self.bytes -= weight(&event);
-        Some(event)
+    /// The bucket whose oldest whole event is to fade, if there are too many of them.
+    pub(crate) fn fade(&mut self) -> Option<Arc<str>> {
+        if self.recent_bytes <= RECENT {
+            return None;
+        }
+        let mark = &self.marks[self.marks.len() - self.recent];
+        self.recent -= 1;
+        self.recent_bytes -= mark.weight;
+        Some(mark.bucket.clone())
     }
 
-    pub(crate) fn oldest(&self) -> Option<&Arc<Event>> {
-        self.events.front()
+    /// Forgets the oldest event if its revision is not after the horizon.
+    pub(crate) fn forget(&mut self, horizon: Option<Revision>) -> Option<Mark> {
+        let mark = self.marks.pop_front_if(|mark| Some(mark.revision) <= horizon)?;
+        self.bytes -= mark.weight;
+        if self.recent > self.marks.len() {
+            self.recent -= 1;
+            self.recent_bytes -= mark.weight;
+        }
+        Some(mark)
     }
 
     /// The newest event to forget, with all before it, when some are about to be added.
     ///
     /// Many are forgotten at once, since each time costs the journal a write of its own.
-    pub(crate) fn forgettable(&self, coming: &[Arc<Event>], now: Millis) -> Option<&Arc<Event>> {
+    pub(crate) fn forgettable(&self, coming: &[Arc<Event>], now: Millis) -> Option<Revision> {
         let count = self.too_heavy(coming).max(self.too_old(coming, now));
-        self.events.get(count.checked_sub(1)?)
+        Some(self.marks.get(count.checked_sub(1)?)?.revision)
     }
 
     fn too_old(&self, coming: &[Arc<Event>], now: Millis) -> usize {
         let least = (self.limits.events / 16).max(1);
-        let spare = (self.events.len() + coming.len()).saturating_sub(self.limits.events);
+        let spare = (self.marks.len() + coming.len()).saturating_sub(self.limits.events);
         let oldest = now.saturating_sub(millis(self.limits.age));
-        let is_old = |index: usize| self.events.get(index).is_some_and(|e| e.at < oldest);
+        let is_old = |index: usize| self.marks.get(index).is_some_and(|mark| mark.at < oldest);
         if spare < least || !is_old(least - 1) {
             return 0;
         }
@@ -82,9 +113,9 @@ impl History {
             return 0;
         }
         let enough = limit - limit / 8;
-        let heavy = self.events.iter().take_while(|event| {
+        let heavy = self.marks.iter().take_while(|mark| {
             let heavy = bytes > enough;
-            bytes -= weight(event);
+            bytes -= mark.weight;
             heavy
         });
         heavy.count()
@@ -101,13 +132,12 @@ fn weight(event: &Event) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::entry::{Entry, Key, Revision};
+    use crate::entry::{Entry, Key};
 
-    fn event(at: Millis, size: usize) -> Arc<Event> {
-        let key = Key::new("things", "a");
-        let value = vec![0; size].into();
-        let entry = Entry { key: key.clone(), value, revision: Revision(1) };
-        Arc::new(Event::new(Revision(1), at, key, None, Some(Arc::new(entry))))
+    fn event(revision: u64, at: Millis, size: usize) -> Arc<Event> {
+        let (key, revision) = (Key::new("things", "a"), Revision(revision));
+        let entry = Entry { key: key.clone(), value: vec![0; size].into(), revision };
+        Arc::new(Event::new(revision, at, key, None, Some(Arc::new(entry))))
     }
 
     #[test]
@@ -124,11 +154,9 @@ mod tests {
         ];
         for (name, count, size, now, want) in cases {
             let mut history = History::new(limits);
-            (0..count).for_each(|_| history.push(event(0, size)));
-            let forgettable = history.forgettable(&[event(now, 0)], now);
-            let found = forgettable.map_or(0, |last| {
-                1 + history.events.iter().position(|event| Arc::ptr_eq(event, last)).unwrap()
-            });
+            (1..=count).for_each(|revision| history.push(&event(revision, 0, size)));
+            let found = history.forgettable(&[event(count + 1, now, 0)], now);
+            let found = found.map_or(0, |last| last.0);
             assert_eq!(found, want, "{name}");
         }
     }
@@ -139,10 +167,27 @@ mod tests {
         let now = 700_000;
         for count in 0..169 {
             assert!(history.forgettable(&[], now).is_none(), "{count}");
-            history.push(event(0, 10));
+            history.push(&event(count, 0, 10));
         }
         assert!(history.forgettable(&[], now).is_none());
-        history.push(event(0, 10));
+        history.push(&event(170, 0, 10));
         assert!(history.forgettable(&[], now).is_some(), "ten more than needed");
+    }
+
+    #[test]
+    fn only_the_newest_stay_whole() {
+        let mut history = History::new(Limits::default());
+        let mut whole = Vec::new();
+        for revision in 1..=10 {
+            history.push(&event(revision, 0, 1 << 19));
+            while history.fade().is_some() {}
+            whole.push(history.recent);
+        }
+        assert_eq!(whole, [1, 2, 3, 3, 3, 3, 3, 3, 3, 3]);
+        for revision in 1..=10 {
+            assert!(history.forget(Some(Revision(revision))).is_some());
+            assert_eq!(history.recent, 3.min(10 - revision as usize), "{revision}");
+        }
+        assert_eq!((history.bytes, history.recent_bytes), (0, 0));
     }
 }

@@ -10,6 +10,7 @@
 
 mod clock;
 mod committer;
+mod delta;
 mod disk;
 pub mod entry;
 pub mod error;
@@ -17,6 +18,7 @@ pub mod feed;
 pub mod history;
 mod holder;
 mod journal;
+mod past;
 mod plan;
 pub mod snapshot;
 mod state;

@@ -1,7 +1,7 @@
 //! What readers see: objects by key, and the recent history of each bucket. It holds only what is
 //! durable.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -12,8 +12,9 @@ use crate::error::StoreError;
 use crate::feed::Batch;
 use crate::history::{History, Limits};
 use crate::journal::Contents;
+use crate::past::{Entries, Past};
 use crate::plan::Plan;
-use crate::store::{Page, Range, Snapshot};
+use crate::store::{Page, Range};
 
 /// The objects, their history, and the one order of all writes.
 #[derive(Debug, Default)]
@@ -27,20 +28,20 @@ pub(crate) struct State {
 
 #[derive(Debug)]
 struct Bucket {
-    entries: BTreeMap<Arc<str>, Arc<Entry>>,
+    entries: Entries,
     /// How many entries there are under each first part of a path (`namespace/`).
     counts: HashMap<Box<str>, usize>,
-    history: VecDeque<Arc<Event>>,
+    past: Past,
     /// Events up to and including this revision have been forgotten.
     forgotten: Revision,
     changed: watch::Sender<Revision>,
 }
 
 impl Bucket {
-    fn new(forgotten: Revision) -> Self {
+    fn new(name: Arc<str>, forgotten: Revision) -> Self {
         let (changed, _) = watch::channel(Revision(0));
-        let (entries, counts, history) = (BTreeMap::new(), HashMap::new(), VecDeque::new());
-        Self { entries, counts, history, forgotten, changed }
+        let (entries, counts, past) = (Entries::new(), HashMap::new(), Past::new(name));
+        Self { entries, counts, past, forgotten, changed }
     }
 
     fn insert(&mut self, path: Arc<str>, entry: Arc<Entry>) {
@@ -119,18 +120,15 @@ impl State {
 
     /// Decides how much of the past the plan forgets.
     pub(crate) fn age(&self, plan: &mut Plan, now: Millis) {
-        plan.forget = self.history.forgettable(&plan.events, now).map(|event| event.revision);
+        plan.forget = self.history.forgettable(&plan.events, now);
     }
 
     /// Carries out a plan that was made from this state, and tells those who wait.
     pub(crate) fn apply(&mut self, plan: Plan) {
-        while let Some(oldest) = self.history.oldest()
-            && plan.forget.is_some_and(|horizon| oldest.revision <= horizon)
-        {
-            let bucket = oldest.key.bucket.clone();
-            let (oldest, bucket) = (self.history.pop(), self.bucket(&bucket));
-            bucket.history.pop_front();
-            bucket.forgotten = oldest.map_or(bucket.forgotten, |event| event.revision);
+        while let Some(oldest) = self.history.forget(plan.forget) {
+            let bucket = self.bucket(&oldest.bucket);
+            bucket.past.forget();
+            bucket.forgotten = oldest.revision;
         }
         let mut touched = Vec::new();
         for event in plan.events {
@@ -168,40 +166,8 @@ impl State {
         buckets.into_values().flat_map(|bucket| bucket.entries.values().cloned()).collect()
     }
 
-    pub(crate) fn list(
-        &self,
-        bucket: &str,
-        prefix: &str,
-        at: Option<Revision>,
-    ) -> Result<Snapshot, StoreError> {
-        let newest = self.revision;
-        let revision = at.unwrap_or(newest);
-        if revision > newest {
-            return Err(StoreError::Future { asked: revision, newest });
-        }
-        let Some(bucket) = self.buckets.get(bucket) else {
-            check_kept(revision, self.floor)?;
-            return Ok(Snapshot { entries: Vec::new(), revision });
-        };
-        let matching = bucket.under(prefix).cloned();
-        if revision == newest {
-            return Ok(Snapshot { entries: matching.collect(), revision });
-        }
-        check_kept(revision, bucket.forgotten)?;
-        // Undo what came later, newest first.
-        let mut past: BTreeMap<_, _> = matching.map(|e| (e.key.path.clone(), e)).collect();
-        let later = bucket.history.iter().rev().take_while(|event| event.revision > revision);
-        for event in later.filter(|event| event.key.path.starts_with(prefix)) {
-            match &event.before {
-                Some(before) => past.insert(event.key.path.clone(), before.clone()),
-                None => past.remove(&event.key.path),
-            };
-        }
-        Ok(Snapshot { entries: past.into_values().collect(), revision })
-    }
-
-    /// A part of what `list` gives. The cost depends on the size of the page and, for a past
-    /// revision, on how much has happened since.
+    /// Some entries of a bucket, now or at a past revision. The cost depends on the size of the
+    /// page and, for a past revision, on how much has happened since.
     pub(crate) fn page(
         &self,
         bucket: &str,
@@ -218,10 +184,7 @@ impl State {
             return Ok(Page { entries: Vec::new(), more: false, total: 0, revision });
         };
         check_kept(revision, bucket.forgotten)?;
-        let later = bucket.history.iter().rev().take_while(|event| event.revision > revision);
-        // What was different then; the oldest of several changes tells.
-        let past: BTreeMap<&str, &Option<Arc<Entry>>> =
-            later.map(|event| (&*event.key.path, &event.before)).collect();
+        let past = bucket.past.different_at(revision, &bucket.entries);
         let wanted = range.limit.saturating_add(1);
         let is_wanted = |path: &str| path > range.after && path.starts_with(range.prefix);
         let start = range.after.max(range.prefix);
@@ -229,12 +192,12 @@ impl State {
             .entries
             .range::<str, _>((Bound::Included(start), Bound::Unbounded))
             .take_while(|(path, _)| path.starts_with(range.prefix))
-            .filter(|(path, _)| is_wanted(path) && !past.contains_key(&***path))
+            .filter(|(path, _)| is_wanted(path) && !past.contains_key(*path))
             .map(|(_, entry)| entry);
         let mut entries: Vec<_> = unchanged.take(wanted).cloned().collect();
         let changed = past.iter().filter(|(path, _)| is_wanted(path));
         let before = entries.len();
-        entries.extend(changed.filter_map(|(_, before)| (*before).clone()).take(wanted));
+        entries.extend(changed.filter_map(|(_, before)| before.clone()).take(wanted));
         if entries.len() > before {
             entries.sort_by(|one, other| one.key.path.cmp(&other.key.path));
         }
@@ -254,25 +217,35 @@ impl State {
         Ok(bucket.changed.subscribe())
     }
 
-    pub(crate) fn events_after(&self, bucket: &str, after: Revision) -> Result<Batch, StoreError> {
+    /// The first events of a bucket after a revision, no more than `limit`.
+    pub(crate) fn events_after(
+        &self,
+        bucket: &str,
+        after: Revision,
+        limit: usize,
+    ) -> Result<Batch, StoreError> {
         // A reader may wait for a revision that has not been reached yet.
         let revision = self.revision.max(after);
         let Some(bucket) = self.buckets.get(bucket) else {
             return Ok(Batch { events: Vec::new(), revision });
         };
         check_kept(after, bucket.forgotten)?;
-        let first = bucket.history.partition_point(|event| event.revision <= after);
-        Ok(Batch { events: bucket.history.range(first..).cloned().collect(), revision })
+        let events = bucket.past.after(after, limit, &bucket.entries);
+        let last = events.last().filter(|_| events.len() == limit);
+        Ok(Batch { revision: last.map_or(revision, |event| event.revision), events })
     }
 
     fn bucket(&mut self, name: &Arc<str>) -> &mut Bucket {
         let floor = self.floor;
-        self.buckets.entry(name.clone()).or_insert_with(|| Bucket::new(floor))
+        self.buckets.entry(name.clone()).or_insert_with(|| Bucket::new(name.clone(), floor))
     }
 
     fn remember(&mut self, event: Arc<Event>) {
-        self.bucket(&event.key.bucket).history.push_back(event.clone());
-        self.history.push(event);
+        self.history.push(&event);
+        self.bucket(&event.key.bucket.clone()).past.push(event);
+        while let Some(bucket) = self.history.fade() {
+            self.bucket(&bucket).past.fade();
+        }
     }
 }
 

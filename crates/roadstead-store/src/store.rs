@@ -119,7 +119,9 @@ impl Store {
         prefix: &str,
         at: Option<Revision>,
     ) -> Result<Snapshot, StoreError> {
-        self.view.read().list(bucket, prefix, at)
+        let range = Range { prefix, after: "", limit: usize::MAX };
+        let Page { entries, revision, .. } = self.page(bucket, &range, at)?;
+        Ok(Snapshot { entries, revision })
     }
 
     /// The first entries of a range, now or at a past revision. However many there are, this costs
@@ -158,8 +160,13 @@ impl Store {
         Ok(Feed::new(self.clone(), bucket, after, changed))
     }
 
-    pub(crate) fn events_after(&self, bucket: &str, after: Revision) -> Result<Batch, StoreError> {
-        self.view.read().events_after(bucket, after)
+    pub(crate) fn events_after(
+        &self,
+        bucket: &str,
+        after: Revision,
+        limit: usize,
+    ) -> Result<Batch, StoreError> {
+        self.view.read().events_after(bucket, after, limit)
     }
 }
 

@@ -9,28 +9,37 @@ use serde_json::Value;
 
 const METADATA: &[u8] = b"\"metadata\":{";
 
-/// The bytes to store for an object.
+/// The bytes to store for an object, in no more room than they need: there may be many.
 pub fn encode(object: &Value) -> Bytes {
-    let mut metadata = object["metadata"].clone();
-    metadata.as_object_mut().map(|fields| fields.remove("resourceVersion"));
-    let mut out = BytesMut::with_capacity(512).writer();
-    let mut put = |name: &str, value: &Value, separator: &str| {
-        let text = format!("{separator}\"{name}\":");
-        std::io::Write::write_all(&mut out, text.as_bytes()).expect("memory takes all bytes");
-        serde_json::to_writer(&mut out, value).expect("a JSON value can be written");
-    };
-    put("apiVersion", &object["apiVersion"], "{");
-    put("kind", &object["kind"], ",");
-    put("metadata", &metadata, ",");
-    for (name, value) in object.as_object().into_iter().flatten() {
-        if !["apiVersion", "kind", "metadata"].contains(&name.as_str()) {
-            // Fields of known types: their names need no escaping.
-            put(name, value, ",");
+    let mut out = Vec::with_capacity(2048);
+    out.push(b'{');
+    field(&mut out, "apiVersion", &object["apiVersion"]);
+    field(&mut out, "kind", &object["kind"]);
+    out.push(b',');
+    out.extend_from_slice(METADATA);
+    for (name, value) in object["metadata"].as_object().into_iter().flatten() {
+        if name != "resourceVersion" {
+            field(&mut out, name, value);
         }
     }
-    let mut bytes = out.into_inner();
-    bytes.put_u8(b'}');
-    bytes.freeze()
+    out.push(b'}');
+    for (name, value) in object.as_object().into_iter().flatten() {
+        if !["apiVersion", "kind", "metadata"].contains(&name.as_str()) {
+            field(&mut out, name, value);
+        }
+    }
+    out.push(b'}');
+    Bytes::copy_from_slice(&out)
+}
+
+/// Appends a field to a JSON object that has been begun.
+fn field(out: &mut Vec<u8>, name: &str, value: &Value) {
+    if out.last() != Some(&b'{') {
+        out.push(b',');
+    }
+    serde_json::to_writer(&mut *out, name).expect("text can be written as JSON");
+    out.push(b':');
+    serde_json::to_writer(out, value).expect("a JSON value can be written");
 }
 
 /// How the bytes of objects of an `apiVersion` begin.

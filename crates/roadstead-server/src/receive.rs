@@ -81,7 +81,7 @@ impl Bodies {
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let mut body = pin!(body);
-        let mut bytes = BytesMut::new();
+        let mut pieces = Pieces::default();
         let mut share = Share { all: self.clone(), size: 0 };
         let mut size = 0;
         let end = time::Instant::now() + patience.body;
@@ -98,18 +98,40 @@ impl Bodies {
             match size {
                 _ if size <= LIMIT => {
                     share.grow(data.len())?;
-                    bytes.extend_from_slice(&data);
+                    pieces.push(data);
                 }
                 // A client that is still sending would not hear the answer: let it finish, if it
                 // does so in reasonable time.
-                _ if size <= 8 * LIMIT => bytes.clear(),
+                _ if size <= 8 * LIMIT => pieces = Pieces::default(),
                 _ => break,
             }
         }
         match size > LIMIT {
             true => Err(ApiError::too_large(LIMIT)),
-            false => Ok(Received { bytes: bytes.freeze(), _share: share }),
+            false => Ok(Received { bytes: pieces.into_bytes(), _share: share }),
         }
+    }
+}
+
+/// What has been read of a body: most come in one piece, which is not copied.
+#[derive(Default)]
+struct Pieces {
+    first: Bytes,
+    all: BytesMut,
+}
+
+impl Pieces {
+    fn push(&mut self, data: Bytes) {
+        if self.first.is_empty() && self.all.is_empty() {
+            self.first = data;
+            return;
+        }
+        self.all.extend_from_slice(&std::mem::take(&mut self.first));
+        self.all.extend_from_slice(&data);
+    }
+
+    fn into_bytes(self) -> Bytes {
+        if self.all.is_empty() { self.first } else { self.all.freeze() }
     }
 }
 

@@ -110,8 +110,8 @@ pub async fn create(context: &Context<'_>, mut object: Value) -> Result<Written,
         return Err(ApiError::bad_request(message));
     }
     check_namespace(api, resource, namespace, object.text("/metadata/name"))?;
-    let given = object.text("/metadata/name").to_owned();
-    let generate = given.is_empty().then(|| object.text("/metadata/generateName").to_owned());
+    let unnamed = object.text("/metadata/name").is_empty();
+    let generate = unnamed.then(|| object.text("/metadata/generateName").to_owned());
     let system = json!({
         "uid": Uuid::new_v4().to_string(),
         "creationTimestamp": seconds(Timestamp::now()),
@@ -130,22 +130,28 @@ pub async fn create(context: &Context<'_>, mut object: Value) -> Result<Written,
     if info.status {
         object.as_object_mut().map(|fields| fields.remove("status"));
     }
+    let Some(prefix) = generate else {
+        return insert(context, finished(context, object)).await;
+    };
     for _ in 0..8 {
         let mut object = object.clone();
-        if let Some(prefix) = &generate
-            && !prefix.is_empty()
-        {
-            object["metadata"]["name"] = generated(prefix).into();
+        if !prefix.is_empty() {
+            object["metadata"]["name"] = generated(&prefix).into();
         }
-        resource.kind.default(&mut object);
-        resource.kind.prepare_create(&mut object);
-        context.track(None, &mut object);
-        match insert(context, object).await {
-            Err(error) if error.reason == "AlreadyExists" && generate.is_some() => {}
+        match insert(context, finished(context, object)).await {
+            Err(error) if error.reason == "AlreadyExists" => {}
             result => return result,
         }
     }
-    Err(ApiError::already_exists(info, generate.as_deref().unwrap_or(&given)))
+    Err(ApiError::already_exists(info, &prefix))
+}
+
+/// A new object with everything that its kind adds.
+fn finished(context: &Context<'_>, mut object: Value) -> Value {
+    context.resource.kind.default(&mut object);
+    context.resource.kind.prepare_create(&mut object);
+    context.track(None, &mut object);
+    object
 }
 
 async fn insert(context: &Context<'_>, object: Value) -> Result<Written, ApiError> {

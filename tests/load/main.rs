@@ -1,6 +1,8 @@
 //! Watches under load: many watchers with selectors and broken connections, many writes, and each
 //! watcher must end with exactly what the store holds.
 
+mod slow;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -96,7 +96,7 @@ impl Call<'_> {
     }
 
     fn list(&self) -> Result<Response<Body>, ApiError> {
-        read::list(self.api, self.resource, &self.target, &self.query, self.view).map(ok)
+        read::list(self.api, self.resource, &self.target, &self.query, self.view)
     }
 
     fn watch(&self) -> Result<Response<Body>, ApiError> {

@@ -25,6 +25,7 @@ mod health;
 pub mod http;
 pub mod identity;
 mod limits;
+mod listing;
 pub mod local;
 mod metrics;
 mod object;

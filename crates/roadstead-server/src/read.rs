@@ -6,6 +6,7 @@ use std::time::Duration;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::Bytes;
+use http::Response;
 use jiff::Timestamp;
 use roadstead_store::entry::{Entry, Revision};
 use roadstead_store::error::StoreError;
@@ -15,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::api::Api;
 use crate::error::ApiError;
 use crate::filter::Filter;
+use crate::http::Body;
 use crate::registry::Resource;
 use crate::request::{Query, Target};
 use crate::view::{Listed, View};
@@ -76,7 +78,7 @@ pub fn list(
     target: &Target<'_>,
     query: &Query,
     view: View,
-) -> Result<Bytes, ApiError> {
+) -> Result<Response<Body>, ApiError> {
     let filter = Filter::new(resource, target.namespace, target.name, query)?;
     let limit = usize::try_from(query.number("limit")?).unwrap_or(usize::MAX);
     let token = match query.get("continue") {
@@ -112,8 +114,8 @@ pub fn list(
         let revision = i64::try_from(page.revision.0).unwrap_or(NEWEST);
         next = Continue::write(revision, &last.key.path, served);
     }
-    let listed = Listed { entries: &page.entries, revision: page.revision, next, remaining };
-    Ok(view.many(resource, &listed, Timestamp::now()))
+    let listed = Listed { entries: page.entries, revision: page.revision, next, remaining };
+    Ok(view.many(resource, listed, Timestamp::now()))
 }
 
 /// The first objects that pass a filter, looked for outside the store.

@@ -26,6 +26,10 @@ use crate::receive::Patience;
 
 /// How long open requests may take when the server stops.
 const FAREWELL: Duration = Duration::from_secs(2);
+/// How much of what a client has not read yet is kept for each of its requests, beside the piece
+/// that is being sent; and how long the head of a request may be.
+const UNREAD: usize = 64 << 10;
+
 /// Where clients come in.
 pub struct Door {
     /// The socket.
@@ -100,8 +104,11 @@ impl Visit {
             Box::pin(async move { Ok::<_, io::Error>(handle(api, user, request).await) })
         });
         let mut builder = Builder::new(TokioExecutor::new());
-        builder.http1().timer(TokioTimer::new()).header_read_timeout(patience.silence);
-        builder.http2().timer(TokioTimer::new()).keep_alive_interval(Duration::from_secs(30));
+        let mut http1 = builder.http1();
+        http1.timer(TokioTimer::new()).header_read_timeout(patience.silence).max_buf_size(UNREAD);
+        let mut http2 = builder.http2();
+        http2.timer(TokioTimer::new()).keep_alive_interval(Duration::from_secs(30));
+        http2.max_send_buf_size(UNREAD);
         // The handshake has settled which of the two it is; nobody need wait for the first byte.
         let builder = if speaks_http2 { builder.http2_only() } else { builder.http1_only() };
         let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);

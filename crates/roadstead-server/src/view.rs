@@ -1,12 +1,17 @@
 //! How the client wants to see objects: whole, as table rows, or only their metadata.
 
-use bytes::{BufMut, Bytes, BytesMut};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::Response;
 use jiff::Timestamp;
 use roadstead_api::kind::Kind;
 use roadstead_store::entry::{Entry, Revision};
 use serde_json::{Value, json};
 
 use crate::error::ApiError;
+use crate::http::{Body, ok};
+use crate::listing::Listing;
 use crate::object;
 use crate::registry::Resource;
 
@@ -73,40 +78,29 @@ impl View {
         }
     }
 
-    /// Several objects as the answer to a list. `metadata` is that of the list.
-    pub fn many(self, resource: &Resource, list: &Listed<'_>, now: Timestamp) -> Bytes {
+    /// Several objects as the answer to a list.
+    pub fn many(self, resource: &Resource, list: Listed, now: Timestamp) -> Response<Body> {
         let info = resource.info();
         match self {
             Self::Table(include) => {
                 let rows = list.entries.iter().map(|entry| row(resource, entry, include, now));
-                table(&*resource.kind, rows.collect(), list.metadata()).into()
+                ok(table(&*resource.kind, rows.collect(), list.metadata()))
             }
             Self::Metadata => {
                 let objects = list.entries.iter().map(|entry| metadata(&resource.value(entry)));
                 let items: Vec<_> = objects.collect();
-                json!({"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1",
-                    "metadata": list.metadata(), "items": items})
-                .to_string()
-                .into()
+                let list = json!({"kind": "PartialObjectMetadataList",
+                    "apiVersion": "meta.k8s.io/v1", "metadata": list.metadata(), "items": items});
+                ok(list.to_string())
             }
             Self::Object => {
-                let size: usize = list.entries.iter().map(|entry| entry.value.len() + 40).sum();
-                let mut out = BytesMut::with_capacity(size + 200);
                 let head = format!(
                     "{{\"kind\":\"{}List\",\"apiVersion\":\"{}\",\"metadata\":{},\"items\":[",
                     info.kind,
                     info.api_version(),
                     list.metadata()
                 );
-                out.put_slice(head.as_bytes());
-                for (index, entry) in list.entries.iter().enumerate() {
-                    if index > 0 {
-                        out.put_u8(b',');
-                    }
-                    object::splice(&mut out, &resource.shown(&entry.value), entry.revision);
-                }
-                out.put_slice(b"]}");
-                out.freeze()
+                Listing::new(resource, head.into(), list.entries).answer()
             }
         }
     }
@@ -140,9 +134,9 @@ impl View {
 }
 
 /// What a list found.
-pub struct Listed<'a> {
+pub struct Listed {
     /// The objects.
-    pub entries: &'a [std::sync::Arc<Entry>],
+    pub entries: Vec<Arc<Entry>>,
     /// When all of them were true.
     pub revision: Revision,
     /// Where the next page begins; empty on the last.
@@ -151,7 +145,7 @@ pub struct Listed<'a> {
     pub remaining: Option<usize>,
 }
 
-impl Listed<'_> {
+impl Listed {
     fn metadata(&self) -> Value {
         let mut metadata = json!({"resourceVersion": self.revision.to_string()});
         if !self.next.is_empty() {

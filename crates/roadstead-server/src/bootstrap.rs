@@ -39,8 +39,14 @@ pub async fn run(api: &Api) -> Result<(), ApiError> {
     own_service(api, Say::Differences).await
 }
 
-/// Brings back what [`run`] has made and somebody has deleted, until `stop`.
+/// Brings back what [`run`] has made and somebody has deleted, and keeps roles that are the sum of
+/// others up to date, until `stop`.
 pub async fn keep(api: Arc<Api>, stop: CancellationToken) {
+    let sums = rbac::aggregate::run(api.clone(), stop.clone());
+    tokio::join!(sums, bring_back(api, stop));
+}
+
+async fn bring_back(api: Arc<Api>, stop: CancellationToken) {
     let checked = api.clone();
     // Nobody needs to wait for this.
     let check = tokio::task::spawn_blocking(move || repair::differences(&checked));
@@ -167,9 +173,16 @@ async fn ensure(
         return Ok(());
     }
     // What the operator has taken out of our hands stays as it is.
-    let change = |now: &Value| match now["metadata"]["annotations"][AUTO_UPDATE] == "false" {
-        true => Ok(now.clone()),
-        false => Ok(object.clone()),
+    let change = |now: &Value| {
+        let mut new = object.clone();
+        if now["metadata"]["annotations"][AUTO_UPDATE] == "false" {
+            return Ok(now.clone());
+        }
+        if new.has("/aggregationRule") {
+            // They are the sum of others, see `rbac::aggregate`.
+            new["rules"] = now["rules"].clone();
+        }
+        Ok(new)
     };
     let updated = write::update(&context, &name, Part::Main, change).await;
     if let Err(error) = updated {

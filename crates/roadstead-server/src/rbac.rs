@@ -16,6 +16,7 @@ use serde_json::Value;
 
 use crate::api::User;
 
+pub(crate) mod aggregate;
 pub mod bootstrap;
 pub mod rule;
 

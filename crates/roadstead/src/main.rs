@@ -23,6 +23,12 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
+/// Objects come and go for months: this allocator returns what is free, needs less room for what is
+/// not, and a quarter less time for a request than the C library's. Its settings are in
+/// `.cargo/config.toml`.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 fn main() -> ExitCode {
     // The processes of pods are this very program in another role.
     if let Some(code) = roadstead_node::applet::applet_main() {

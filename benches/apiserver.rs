@@ -1,17 +1,21 @@
 //! The API server under load, over HTTPS, from a second process.
 //!
-//! `cargo bench -p roadstead --bench apiserver -- [KUBECONFIG]` measures the server that the
-//! kubeconfig names, or starts our own release binary on a fresh data directory. Sizes come from
-//! `ROADSTEAD_BENCH_SIZES` (default 1000,10000). Every row has the size in it, so growth shows;
-//! for a ratio run the same command against another server on the same machine, with the ids of
-//! its processes in `ROADSTEAD_BENCH_PIDS` (its memory is the sum of theirs).
+//! `cargo bench -p roadstead --bench apiserver` starts our release binary on a fresh data directory
+//! and measures it. `ROADSTEAD_BENCH_SIZES` says around which numbers of objects (default
+//! 1000,10000,100000), so that growth shows. `ROADSTEAD_BENCH_PEER` names the kubeconfig of another
+//! server on this machine, a kube-apiserver with etcd for example, and `ROADSTEAD_BENCH_PEER_PIDS`
+//! the ids of its processes, separated by commas: it is measured first, in the same way and around
+//! the first size, and our rows end with how many times as fast we are (for memory: what part of
+//! the peer's we need).
 //!
 //! The load comes from sixteen connections that each wait for an answer before they ask again.
 //! They speak plain HTTP/1.1 and do not look into the answers, so that the server is what is
-//! measured.
+//! measured. `cpu` is the time that the server's processes spend on one request; on a busy machine
+//! it says more than the rate.
 
 #![allow(clippy::print_stdout, reason = "a benchmark reports on standard output")]
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -34,55 +38,66 @@ use tokio_rustls::TlsConnector;
 
 const CONNECTIONS: usize = 16;
 const WATCHERS: usize = 1_000;
+/// How many are created to measure how fast that is.
+const CREATIONS: u64 = 4_000;
+const SERVICES_MADE: u64 = 2_000;
+/// Memory is compared at sixteen thousand objects: so many ConfigMaps, and the rest Services.
+const FILLED: u64 = 14_000;
+/// How long servers have to give back what they no longer need.
+const CALM: Duration = Duration::from_secs(3);
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const SERVICES: &str = "/api/v1/namespaces/default/services";
 
 fn main() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    let kubeconfig = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
+    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let sizes = variable("ROADSTEAD_BENCH_SIZES").unwrap_or_else(|| "1000,10000,100000".into());
+    let sizes: Vec<u64> = sizes.split(',').map(|size| size.parse().unwrap()).collect();
+    let pids = variable("ROADSTEAD_BENCH_PEER_PIDS").unwrap_or_default();
+    let pids: Vec<_> = pids.split(',').filter(|pid| !pid.is_empty()).map(Into::into).collect();
     runtime.block_on(async {
-        let (server, kubeconfig) = match kubeconfig {
-            Some(path) => (None, path.into()),
-            None => start(),
-        };
-        let pids = match &server {
-            Some(server) => vec![server.0.id().to_string()],
-            None => named_pids(),
-        };
-        run(&pids, &kubeconfig).await;
-        drop(server);
+        let mut peer = Figures::new();
+        if let Some(kubeconfig) = variable("ROADSTEAD_BENCH_PEER") {
+            let mut bench = Bench::of("peer", Path::new(&kubeconfig), pids, peer).await;
+            bench.run(&sizes[..1]).await;
+            peer = bench.figures;
+        }
+        let (server, kubeconfig) = Server::start();
+        let pids = vec![server.process.id().to_string()];
+        Bench::of("roadstead", &kubeconfig, pids, peer).await.run(&sizes).await;
     });
 }
 
-fn named_pids() -> Vec<String> {
-    let text = std::env::var("ROADSTEAD_BENCH_PIDS").unwrap_or_default();
-    text.split(',').filter(|pid| !pid.is_empty()).map(str::to_owned).collect()
+/// Our own server, until this is dropped.
+struct Server {
+    process: Child,
+    _directory: tempfile::TempDir,
 }
-
-struct Server(Child, #[allow(dead_code)] tempfile::TempDir);
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }
 
-fn start() -> (Option<Server>, PathBuf) {
-    let directory = tempfile::tempdir().unwrap();
-    let kubeconfig = directory.path().join("kubeconfig");
-    let child = Command::new(env!("CARGO_BIN_EXE_roadstead"))
-        .args(["apiserver", "--listen", "127.0.0.1:0", "--data-dir"])
-        .arg(directory.path().join("data"))
-        .arg("--kubeconfig-out")
-        .arg(&kubeconfig)
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    while !kubeconfig.exists() {
-        std::thread::sleep(Duration::from_millis(5));
+impl Server {
+    fn start() -> (Self, PathBuf) {
+        let directory = tempfile::tempdir().unwrap();
+        let kubeconfig = directory.path().join("kubeconfig");
+        let process = Command::new(env!("CARGO_BIN_EXE_roadstead"))
+            .args(["apiserver", "--listen", "127.0.0.1:0", "--data-dir"])
+            .arg(directory.path().join("data"))
+            .arg("--kubeconfig-out")
+            .arg(&kubeconfig)
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        while !kubeconfig.exists() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        (Self { process, _directory: directory }, kubeconfig)
     }
-    (Some(Server(child, directory)), kubeconfig)
 }
 
 async fn config(kubeconfig: &Path) -> kube::Config {
@@ -162,58 +177,169 @@ impl Call {
     }
 }
 
-async fn run(pids: &[String], kubeconfig: &Path) {
-    let config = config(kubeconfig).await;
-    let client = Client::try_from(config.clone()).unwrap();
-    let mut connections = Vec::new();
-    for _ in 0..CONNECTIONS {
-        connections.push(Connection::open(&config).await);
+/// What was measured, by name.
+type Figures = BTreeMap<String, f64>;
+
+/// One server under load.
+struct Bench {
+    client: Client,
+    connections: Vec<Connection>,
+    /// The processes of the server.
+    pids: Vec<String>,
+    figures: Figures,
+    /// What ours are compared with.
+    peer: Figures,
+    /// How many ConfigMaps there are.
+    made: u64,
+}
+
+impl Bench {
+    async fn of(name: &str, kubeconfig: &Path, pids: Vec<String>, peer: Figures) -> Self {
+        let config = config(kubeconfig).await;
+        let client = Client::try_from(config.clone()).unwrap();
+        let mut connections = Vec::new();
+        for _ in 0..CONNECTIONS {
+            connections.push(Connection::open(&config).await);
+        }
+        println!(
+            "\n{name:<26} {:>8} {:>10} {:>8} {:>8} {:>8} {:>8}",
+            "objects", "per s", "p50 ms", "p99 ms", "cpu µs", "x peer"
+        );
+        Self { client, connections, pids, figures: Figures::new(), peer, made: 0 }
     }
-    println!(
-        "{:<34} {:>9} {:>12} {:>9} {:>9}",
-        "operation", "objects", "per second", "p50 ms", "p99 ms"
-    );
-    let sizes = std::env::var("ROADSTEAD_BENCH_SIZES").unwrap_or_else(|_| "1000,10000".into());
-    let mut made = 0;
-    for size in sizes.split(',').map(|size| size.parse::<u64>().unwrap()) {
-        let load = &mut connections;
+
+    async fn run(&mut self, sizes: &[u64]) {
+        let mut filled = false;
+        for &size in sizes {
+            if size > FILLED && !filled {
+                self.fill().await;
+                filled = true;
+            }
+            self.around(size).await;
+        }
+        if !filled {
+            self.fill().await;
+        }
+    }
+
+    /// Everything that clients do, around a number of objects.
+    async fn around(&mut self, size: u64) {
+        self.grow(size).await;
+        let made = self.made;
         let create = move |n| Call::new(Method::POST, MAPS.into()).with(&map(made + n, "x"));
-        row("create ConfigMap", size, size - made, load, create).await;
-        made = size;
-        let services = 2_000;
+        self.row("create ConfigMap", size, CREATIONS, create).await;
+        self.made += CREATIONS;
         let create = move |n| {
             Call::new(Method::POST, SERVICES.into()).with(&service(&format!("s{size}-{n}")))
         };
-        row("create Service", size, services, load, create).await;
-        memory("memory, objects created", size, pids);
+        self.row("create Service", size, SERVICES_MADE, create).await;
         let some = move |n: u64| n * 7919 % size;
         let get = move |n| Call::new(Method::GET, format!("{MAPS}/m{}", some(n)));
-        row("get", size, 20_000, load, get).await;
+        self.row("get", size, 10_000, get).await;
         let list = |_| Call::new(Method::GET, format!("{MAPS}?limit=500"));
-        row("list 500 ConfigMaps", size, 500, load, list).await;
+        self.row("list 500 ConfigMaps", size, 500, list).await;
         let list = |_| Call::new(Method::GET, format!("{SERVICES}?limit=500"));
-        row("list 500 Services", size, 500, load, list).await;
+        self.row("list 500 Services", size, 500, list).await;
         let update = move |n: u64| {
             let body = map(some(n), &n.to_string());
             Call::new(Method::PUT, format!("{MAPS}/m{}", some(n))).with(&body)
         };
-        row("update", size, 5_000, load, update).await;
+        self.row("update", size, 4_000, update).await;
         let patch = move |n: u64| {
             let body = json!({"data": {"value": format!("p{n}")}});
             Call::new(Method::PATCH, format!("{MAPS}/m{}", some(n))).with(&body)
         };
-        row("patch (merge)", size, 5_000, load, patch).await;
-        fan_out(&client, size).await;
-        memory("memory, with all that history", size, pids);
+        self.row("patch (merge)", size, 4_000, patch).await;
+        self.fan_out(size).await;
         let delete = move |n| Call::new(Method::DELETE, format!("{SERVICES}/s{size}-{n}"));
-        row("delete Service", size, services, load, delete).await;
+        self.row("delete Service", size, SERVICES_MADE, delete).await;
+        self.memory("memory", size).await;
     }
-}
 
-/// Prints the resident memory of the server.
-fn memory(name: &str, size: u64, pids: &[String]) {
-    let memory = pids.iter().map(|pid| resident(pid)).sum::<u64>();
-    println!("{name:<34} {size:>9} {:>9} MB", memory / 1024);
+    /// Makes ConfigMaps until there are so many.
+    async fn grow(&mut self, size: u64) {
+        let made = self.made;
+        let create = move |n| Call::new(Method::POST, MAPS.into()).with(&map(made + n, "x"));
+        load(&mut self.connections, size.saturating_sub(made), create).await;
+        self.made = made.max(size);
+    }
+
+    /// The memory that is compared: at a fixed number of objects, after the load before.
+    async fn fill(&mut self) {
+        self.grow(FILLED).await;
+        let create = |n| Call::new(Method::POST, SERVICES.into()).with(&service(&format!("f{n}")));
+        load(&mut self.connections, SERVICES_MADE, create).await;
+        self.memory("memory", self.made + SERVICES_MADE).await;
+        let delete = |n| Call::new(Method::DELETE, format!("{SERVICES}/f{n}"));
+        load(&mut self.connections, SERVICES_MADE, delete).await;
+    }
+
+    /// Carries out `count` calls and prints rate, latencies and what they cost.
+    async fn row<W>(&mut self, name: &str, size: u64, count: u64, call: W)
+    where
+        W: Fn(u64) -> Call + Clone + Send + 'static,
+    {
+        let (begin, cpu) = (Instant::now(), self.cpu());
+        let mut times = load(&mut self.connections, count, call).await;
+        let rate = count as f64 / begin.elapsed().as_secs_f64();
+        let cpu = (self.cpu() - cpu) * 1e6 / count as f64;
+        times.sort();
+        let at = |share: usize| times[(times.len() - 1) * share / 100].as_secs_f64() * 1e3;
+        let peer = self.compare(name, rate);
+        println!(
+            "{name:<26} {size:>8} {rate:>10.0} {:>8.2} {:>8.2} {cpu:>8.0} {peer:>8}",
+            at(50),
+            at(99)
+        );
+    }
+
+    /// Keeps a figure; returns how many times that of the peer it is.
+    fn compare(&mut self, name: &str, figure: f64) -> String {
+        self.figures.insert(name.to_owned(), figure);
+        self.peer.get(name).map_or(String::new(), |peer| format!("{:.2}", figure / peer))
+    }
+
+    /// Prints the resident memory of the server.
+    async fn memory(&mut self, name: &str, objects: u64) {
+        tokio::time::sleep(CALM).await;
+        let kilobytes = self.pids.iter().map(|pid| resident(pid)).sum::<u64>();
+        let megabytes = kilobytes as f64 / 1024.0;
+        let peer = self.compare(&format!("{name} at {objects}"), megabytes);
+        println!("{name:<26} {objects:>8} {megabytes:>7.1} MB {:>26} {peer:>8}", "");
+    }
+
+    /// The time that the server's processes have spent so far, in seconds.
+    fn cpu(&self) -> f64 {
+        self.pids.iter().map(|pid| spent(pid)).sum()
+    }
+
+    /// One change, told to many watchers: the time until the last has it.
+    async fn fan_out(&mut self, size: u64) {
+        let maps = Api::<ConfigMap>::default_namespaced(self.client.clone());
+        let mut watchers = Vec::new();
+        let params = WatchParams::default().fields("metadata.name=m0").timeout(60);
+        let version = maps.get("m0").await.unwrap().metadata.resource_version.unwrap();
+        for _ in 0..WATCHERS {
+            watchers.push(maps.watch(&params, &version).await.unwrap().boxed());
+        }
+        let mut times = Vec::new();
+        for round in 0..5 {
+            let begin = Instant::now();
+            let patch = Patch::Merge(json!({"data": {"value": format!("fan{round}")}}));
+            maps.patch("m0", &PatchParams::default(), &patch).await.unwrap();
+            for watcher in &mut watchers {
+                watcher.next().await.unwrap().unwrap();
+            }
+            times.push(begin.elapsed());
+        }
+        times.sort();
+        let median = times[2].as_secs_f64() * 1e3;
+        let name = format!("1 change to {WATCHERS} watchers");
+        let peer = self.compare(&name, 1e3 / median);
+        println!("{name:<26} {size:>8} {:>10} {median:>8.2} {:>17} {peer:>8}", "", "");
+        let kilobytes = self.pids.iter().map(|pid| resident(pid)).sum::<u64>();
+        println!("{:<26} {size:>8} {:>7} MB", "memory, with the watchers", kilobytes / 1024);
+    }
 }
 
 /// The resident memory of a process, in KiB.
@@ -221,6 +347,16 @@ fn resident(pid: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     line.and_then(|text| text.trim().strip_suffix(" kB")?.parse().ok()).unwrap_or(0)
+}
+
+/// The time that a process has spent, in seconds.
+fn spent(pid: &str) -> f64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name in parentheses may contain anything; 11 fields after it come user and system time,
+    // in hundredths of a second.
+    let fields: Vec<_> = text.rsplit(')').next().unwrap_or("").split_whitespace().collect();
+    let number = |index: usize| fields.get(index).and_then(|f| f.parse::<f64>().ok());
+    (number(11).unwrap_or(0.0) + number(12).unwrap_or(0.0)) / 100.0
 }
 
 fn map(number: u64, value: &str) -> Value {
@@ -234,13 +370,12 @@ fn service(name: &str) -> Value {
         "spec": {"selector": {"app": name}, "ports": [{"port": 80, "targetPort": 8080}]}})
 }
 
-/// Carries out `count` calls over all connections and prints rate and latencies.
-async fn row<W>(name: &str, size: u64, count: u64, connections: &mut Vec<Connection>, call: W)
+/// Carries out `count` calls over all connections; returns how long each took.
+async fn load<W>(connections: &mut Vec<Connection>, count: u64, call: W) -> Vec<Duration>
 where
     W: Fn(u64) -> Call + Clone + Send + 'static,
 {
     let next = Arc::new(AtomicU64::new(0));
-    let begin = Instant::now();
     let tasks: Vec<_> = connections
         .drain(..)
         .map(|mut connection| {
@@ -266,34 +401,5 @@ where
         connections.push(connection);
         times.extend(these);
     }
-    let rate = count as f64 / begin.elapsed().as_secs_f64();
-    times.sort();
-    let at =
-        |share: usize| times[(times.len() * share / 100).min(times.len() - 1)].as_secs_f64() * 1e3;
-    println!("{name:<34} {size:>9} {rate:>12.0} {:>9.2} {:>9.2}", at(50), at(99));
-}
-
-/// One change, told to many watchers: the time until the last has it.
-async fn fan_out(client: &Client, size: u64) {
-    let maps = Api::<ConfigMap>::default_namespaced(client.clone());
-    let mut watchers = Vec::new();
-    let params = WatchParams::default().fields("metadata.name=m0").timeout(60);
-    let version = maps.get("m0").await.unwrap().metadata.resource_version.unwrap();
-    for _ in 0..WATCHERS {
-        watchers.push(maps.watch(&params, &version).await.unwrap().boxed());
-    }
-    let mut times = Vec::new();
-    for round in 0..5 {
-        let begin = Instant::now();
-        let patch = Patch::Merge(json!({"data": {"value": format!("fan{round}")}}));
-        maps.patch("m0", &PatchParams::default(), &patch).await.unwrap();
-        for watcher in &mut watchers {
-            watcher.next().await.unwrap().unwrap();
-        }
-        times.push(begin.elapsed());
-    }
-    times.sort();
-    let median = times[2].as_secs_f64() * 1e3;
-    let name = format!("1 change to {WATCHERS} watchers");
-    println!("{name:<34} {size:>9} {:>12} {median:>9.2}", "");
+    times
 }

@@ -4,8 +4,9 @@
 //! controllers of endpoints beside it. Sizes come from `ROADSTEAD_BENCH_SIZES` (Services, default
 //! 100,1000,10000), each with `ROADSTEAD_BENCH_PODS` pods (default 10). Then one Service of
 //! `ROADSTEAD_BENCH_BIG` pods (default 5,000), and a rolling update of `ROADSTEAD_BENCH_ROLL` pods
-//! (default 1,000): what watchers of slices and watchers of Endpoints have to read. CPU and memory
-//! are those of the whole process, API server, clients and this program included.
+//! (default 1,000): what watchers of slices and watchers of Endpoints have to read. 0 leaves a part
+//! out. CPU and memory are those of the whole process, API server, clients and this program
+//! included.
 
 #![allow(clippy::print_stdout, reason = "a benchmark reports on standard output")]
 
@@ -46,18 +47,23 @@ async fn run() {
         "{:<44} {:>9} {:>9} {:>9} {:>9}",
         "pod ready → slice written", "services", "pods", "p50 ms", "p99 ms"
     );
-    for size in sizes.split(',').filter_map(|size| size.parse::<usize>().ok()) {
+    for size in sizes.split(',').map(|size| size.parse::<usize>().unwrap()).filter(|&n| n > 0) {
         at_size(size, pods).await;
     }
     for (what, parts) in [
         ("one big Service, slices alone", &ALL[..1]),
         ("one big Service, slices and Endpoints", &ALL[..]),
     ] {
-        let cluster = Cluster::start(parts).await;
-        cluster.fill(1, big).await;
-        cluster.latency(what, 1, big).await;
+        if big > 0 {
+            let cluster = Cluster::filled(1, big).await;
+            cluster.control(parts, big).await;
+            cluster.latency(what, 1, big).await;
+        }
     }
-    rolling_update(number("ROADSTEAD_BENCH_ROLL", 1_000)).await;
+    let pods = number("ROADSTEAD_BENCH_ROLL", 1_000);
+    if pods > 0 {
+        rolling_update(pods).await;
+    }
 }
 
 fn number(variable: &str, default: usize) -> usize {
@@ -66,10 +72,11 @@ fn number(variable: &str, default: usize) -> usize {
 
 /// Many Services of the same size.
 async fn at_size(size: usize, pods: usize) {
-    let cluster = Cluster::start(&ALL).await;
+    let cluster = Cluster::filled(size, pods).await;
+    let without = memory_mib();
     let began = Instant::now();
-    cluster.fill(size, pods).await;
-    let filled = began.elapsed().as_secs_f64();
+    cluster.control(&ALL, size * pods).await;
+    let synced = began.elapsed().as_secs_f64();
     tokio::time::sleep(QUIET).await;
     let cpu = cpu_seconds();
     cluster.latency("slices and Endpoints", size, pods).await;
@@ -78,8 +85,8 @@ async fn at_size(size: usize, pods: usize) {
     tokio::time::sleep(QUIET).await;
     let idle = (cpu_seconds() - idle) * 100.0 / QUIET.as_secs_f64();
     println!(
-        "  CPU of all per pod event {:.2} ms, when nothing happens {idle:.2} %; memory of all \
-         {:.0} MiB; filled in {filled:.1} s",
+        "  first sync {synced:.1} s; CPU of all per pod event {:.2} ms, when nothing happens \
+         {idle:.2} %; memory {:.0} MiB, before the controllers {without:.0} MiB",
         // Each sample is two changes of a pod.
         busy * 1e3 / (2 * SAMPLES) as f64,
         memory_mib(),
@@ -98,7 +105,8 @@ impl Drop for Cluster {
 }
 
 impl Cluster {
-    async fn start(parts: &[Part]) -> Self {
+    /// An API server with Services and their ready pods.
+    async fn filled(services: usize, pods: usize) -> Self {
         let config = api::Config {
             service_range: "10.96.0.0/12".parse().unwrap(),
             advertise: None,
@@ -107,23 +115,9 @@ impl Cluster {
         let api = api::Api::new(Store::memory(), config, Tokens::ephemeral().unwrap());
         bootstrap::run(&api).await.unwrap();
         let client = Client::new(Local::new(api, User::component()), "default");
-        let stop = CancellationToken::new();
-        let mut settings = Settings::default();
-        settings.endpoints.parts = parts.iter().copied().collect();
         let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node"}});
         let nodes = Collection { api_version: "v1", kind: "Node", plural: "nodes" };
         Write::create_value(nodes, "", &node).send(&client).await.unwrap();
-        let (cloned, metrics) = (client.clone(), settings.metrics.clone());
-        let work = roadstead_controllers::endpoints::run(cloned, settings.endpoints, metrics);
-        let stopped = stop.clone();
-        tokio::spawn(async move {
-            tokio::select! { () = stopped.cancelled() => {}, () = work => {} }
-        });
-        Self { client, stop }
-    }
-
-    /// Makes Services with ready pods, and waits until the slices say so.
-    async fn fill(&self, services: usize, pods: usize) {
         let collection = Collection { api_version: "v1", kind: "Service", plural: "services" };
         let all = (0..services).map(|service| {
             let object = json!({"apiVersion": "v1", "kind": "Service",
@@ -132,10 +126,23 @@ impl Cluster {
                     "ports": [{"port": 80, "targetPort": 8080}]}});
             vec![Write::create_value(collection, "default", &object)]
         });
-        send_all(&self.client, all).await;
-        send_all(&self.client, (0..services * pods).map(|number| pod(number / pods, number))).await;
-        while self.endpoints().await < services * pods {
-            tokio::time::sleep(Duration::from_millis(200)).await;
+        send_all(&client, all).await;
+        send_all(&client, (0..services * pods).map(|number| pod(number / pods, number))).await;
+        Self { client, stop: CancellationToken::new() }
+    }
+
+    /// Starts the controllers, and waits until the slices have so many ready endpoints.
+    async fn control(&self, parts: &[Part], endpoints: usize) {
+        let mut settings = Settings::default();
+        settings.endpoints.parts = parts.iter().copied().collect();
+        let (client, metrics) = (self.client.clone(), settings.metrics.clone());
+        let work = roadstead_controllers::endpoints::run(client, settings.endpoints, metrics);
+        let stopped = self.stop.clone();
+        tokio::spawn(async move {
+            tokio::select! { () = stopped.cancelled() => {}, () = work => {} }
+        });
+        while self.endpoints().await < endpoints {
+            tokio::time::sleep(Duration::from_millis(300)).await;
         }
     }
 
@@ -159,12 +166,14 @@ impl Cluster {
     /// Flips pods one after the other and measures until the slice follows.
     async fn latency(&self, what: &str, services: usize, pods: usize) {
         let (send, mut seen) = mpsc::unbounded_channel();
-        let watcher = tokio::spawn(watch(self.client.clone(), "endpointslices", move |event| {
-            let endpoints = event["object"]["endpoints"].as_array().into_iter().flatten();
-            let waiting = endpoints.filter(|e| e["conditions"]["ready"] == false);
-            let names = waiting.filter_map(|e| e["targetRef"]["name"].as_str().map(str::to_owned));
-            let _ = send.send((Instant::now(), names.collect::<BTreeSet<_>>()));
-        }));
+        let watcher =
+            tokio::spawn(watch(self.client.clone(), "endpointslices", move |at, event| {
+                let endpoints = event["object"]["endpoints"].as_array().into_iter().flatten();
+                let waiting = endpoints.filter(|e| e["conditions"]["ready"] == false);
+                let names =
+                    waiting.filter_map(|e| e["targetRef"]["name"].as_str().map(str::to_owned));
+                let _ = send.send((at, names.collect::<BTreeSet<_>>()));
+            }));
         tokio::time::sleep(Duration::from_millis(500)).await;
         let mut times = Vec::new();
         for sample in 0..SAMPLES {
@@ -197,8 +206,8 @@ impl Cluster {
 
 /// All pods of one Service are replaced, ten at a time.
 async fn rolling_update(pods: usize) {
-    let cluster = Cluster::start(&ALL).await;
-    cluster.fill(1, pods).await;
+    let cluster = Cluster::filled(1, pods).await;
+    cluster.control(&ALL, pods).await;
     let counters: Vec<Arc<std::sync::Mutex<(usize, usize)>>> =
         (0..2).map(|_| Arc::default()).collect();
     for (kind, counter) in ["endpointslices", "endpoints"].into_iter().zip(&counters) {
@@ -260,8 +269,8 @@ async fn send_all(client: &Client, lanes: impl Iterator<Item = Vec<Write>>) {
         .await;
 }
 
-async fn watch(client: Client, plural: &str, mut take: impl FnMut(Value)) {
-    lines(client, plural, |line| take(serde_json::from_str(line).unwrap())).await;
+async fn watch(client: Client, plural: &str, mut take: impl FnMut(Instant, Value)) {
+    lines(client, plural, |line| take(Instant::now(), serde_json::from_str(line).unwrap())).await;
 }
 
 async fn watch_sizes(client: Client, plural: &'static str, mut take: impl FnMut(usize)) {

@@ -86,12 +86,14 @@ impl<V: Clone> Labelled<V> {
         labels: impl Fn(&'a V) -> Option<&'a Labels>,
     ) -> Vec<&'a V> {
         let Some(pairs) = self.namespaces.get(namespace) else { return Vec::new() };
-        let lists: Option<Vec<_>> = selector.iter().map(|label| pairs.get(&pair(label))).collect();
-        let Some(shortest) = lists.into_iter().flatten().min_by_key(|list| list.len()) else {
-            return Vec::new();
-        };
+        let lists = selector.iter().map(|label| Some((label.0, pairs.get(&pair(label))?)));
+        let lists: Option<Vec<_>> = lists.collect();
+        let shortest = lists.into_iter().flatten().min_by_key(|(_, list)| list.len());
+        let Some((known, shortest)) = shortest else { return Vec::new() };
+        let mut others = selector.clone();
+        others.remove(known);
         let all = shortest.values();
-        all.filter(|value| selector.len() == 1 || selects(selector, labels(*value))).collect()
+        all.filter(|value| others.is_empty() || selects(&others, labels(*value))).collect()
     }
 }
 

@@ -5,6 +5,7 @@
 //! reference. Each data plane then translates the table; `nft` for nftables, `iptables`
 //! for iptables, `ipvs` for IPVS. Nothing here touches the kernel, the network or the clock: `roadstead-proxy` does.
 
+pub mod announce;
 pub mod conntrack;
 pub mod iptables;
 pub mod ipvs;

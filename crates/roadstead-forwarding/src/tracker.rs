@@ -15,6 +15,7 @@ use k8s_openapi::api::core::v1::{Service, ServiceSpec};
 use k8s_openapi::api::discovery::v1::{self as discovery, EndpointSlice};
 use roadstead_api::key::ObjectKey;
 
+use crate::announce::Announced;
 use crate::select::{Endpoint, NodeView, State, TrafficPolicy, select};
 use crate::service::{IpFamily, Place, Protocol, ServicePort, ServicePortName, Target};
 
@@ -159,6 +160,22 @@ impl Tracker {
         let counts = |e: &&Endpoint| e.state == State::Ready && e.place(&self.node) == Place::Here;
         let addresses: BTreeSet<_> = endpoints.filter(counts).map(|e| e.address).collect();
         Some(HealthCheck { port, local_endpoints: addresses.len() })
+    }
+
+    /// The load balancer addresses of a Service, if it has any.
+    pub fn announced(&self, key: &ObjectKey) -> Option<Announced> {
+        let service = self.services.get(key)?;
+        if service.load_balancer_ips.is_empty() {
+            return None;
+        }
+        let with_endpoints = || {
+            let slices = self.slices.get(key).into_iter().flat_map(BTreeMap::values);
+            let endpoints = slices.flat_map(|slice| &slice.endpoints).map(|(_, e)| e);
+            let ready = endpoints.filter(|endpoint| endpoint.state == State::Ready);
+            ready.filter_map(|endpoint| Some(endpoint.node.as_ref()?.to_string())).collect()
+        };
+        let nodes = (service.external == TrafficPolicy::Local).then(with_endpoints);
+        Some(Announced { addresses: service.load_balancer_ips.clone(), nodes })
     }
 
     /// In the order of upstream: by text, so 10.0.0.10 comes before 10.0.0.9.

@@ -48,6 +48,11 @@ impl Restore {
         self.tables.values().map(count).sum()
     }
 
+    /// How many rules are written to a table.
+    pub fn rules(&self, table: TableName) -> usize {
+        self.tables.get(&table).map_or(0, |section| section.lines.len())
+    }
+
     /// Makes a chain hold these rules.
     pub(crate) fn write(&mut self, table: TableName, chain: &ChainName, rules: &[String]) {
         let section = self.tables.entry(table).or_default();
@@ -155,6 +160,23 @@ impl Layout {
         touched.extend(shared.into_iter().map(|chain| self.shared_chain(chain, &context)));
         self.apply(touched, gone.into_iter().map(|chain| (TableName::Nat, chain)), &mut restore);
         restore
+    }
+
+    /// Whether the kernel still has all that it should have of ours.
+    pub fn is_intact(&self, listing: &Listing) -> bool {
+        let mut missing = Restore::default();
+        write_hooks(self.family, &hooks(), listing, &mut missing);
+        missing.is_empty()
+            && self
+                .chains
+                .iter()
+                .all(|(key, rules)| listing.chains.get(key).is_some_and(|found| found == rules))
+    }
+
+    /// How many rules of ours a table has.
+    pub fn rules(&self, table: TableName) -> usize {
+        let ours = self.chains.iter().filter(|((of, _), _)| *of == table);
+        ours.map(|(_, rules)| rules.len()).sum()
     }
 
     /// All our chains with the texts of their rules, as the kernel now has them.

@@ -68,7 +68,9 @@ impl Words {
 
     fn extension(&mut self, family: IpFamily, of: &Match) {
         match of {
-            Match::Comment(text) => self.add(format_args!("-m comment --comment {}", Quoted(text))),
+            Match::Comment(text) => {
+                self.add(format_args!("-m comment --comment {}", Quoted(shorten(text))));
+            }
             Match::Port(protocol, port) => self.add(format_args!("-m {protocol} --dport {port}")),
             Match::Transport(protocol) => self.add(format_args!("-m {protocol}")),
             Match::SourceLocal => self.add("-m addrtype --src-type LOCAL"),
@@ -142,6 +144,14 @@ fn all_ones(family: IpFamily) -> &'static str {
         IpFamily::V4 => "255.255.255.255",
         IpFamily::V6 => "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff",
     }
+}
+
+/// The kernel keeps 255 bytes of a comment, and iptables refuses a longer one. No valid names make
+/// one.
+fn shorten(text: &str) -> &str {
+    const MOST: usize = 255;
+    let end = (0..=MOST.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
+    &text[..end.unwrap_or(0)]
 }
 
 /// A comment is quoted when it is more than one plain word, as the listing does it.

@@ -8,6 +8,7 @@ mod by_hand;
 mod controllers;
 mod kube_rs;
 mod process;
+mod proxy;
 mod security;
 mod slow_clients;
 mod snapshot;

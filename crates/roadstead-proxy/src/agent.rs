@@ -5,16 +5,19 @@
 //! one commit, with no pause in between.
 
 use std::collections::BTreeSet;
+use std::mem;
 use std::net::IpAddr;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::{Api, Client, Resource, ResourceExt};
 use roadstead_api::key::ObjectKey;
+use roadstead_forwarding::announce::Announcements;
 use roadstead_forwarding::conntrack::FlowFilter;
 use roadstead_forwarding::select::NodeView;
 use roadstead_forwarding::service::IpFamily;
@@ -31,9 +34,11 @@ use tracing::{debug, info, warn};
 use crate::addresses::{node_ports, own_addresses};
 use crate::conntrack::{self, Order};
 use crate::family::{FamilyPlane, seconds_now};
+use crate::forward;
 use crate::health::{Health, HealthChecks};
 use crate::ipvs::IpvsOptions;
 use crate::metrics::Metrics;
+use crate::news::{Triggers, Unserved, announce};
 use crate::plane::{CommitError, Mode, Plane};
 use crate::retry::Retry;
 
@@ -75,6 +80,8 @@ pub struct Config {
     pub health: Arc<Health>,
     /// The health checks that Services ask for.
     pub health_checks: watch::Sender<HealthChecks>,
+    /// The load balancer addresses that somebody must answer for.
+    pub announcements: watch::Sender<Arc<Announcements>>,
 }
 
 impl Default for Config {
@@ -94,6 +101,7 @@ impl Default for Config {
             metrics: Arc::default(),
             health: Arc::default(),
             health_checks: watch::Sender::default(),
+            announcements: watch::Sender::default(),
         }
     }
 }
@@ -107,6 +115,10 @@ pub struct Programmed {
     pub targets: usize,
     /// The newest resource version among the objects taken in; 0 before the first commit.
     pub revision: u64,
+    /// The same, among the Services.
+    pub of_services: u64,
+    /// The same, among the EndpointSlices.
+    pub of_slices: u64,
     /// How many commits there have been.
     pub commits: u64,
 }
@@ -172,6 +184,7 @@ pub async fn run(
 
 /// Deletes everything that the proxy has written into the kernel, in whatever mode.
 pub fn cleanup() -> Result<(), ProxyError> {
+    forward::remove().unwrap_or_else(|error| warn!(%error, "rules left behind"));
     Mode::ALL.into_iter().try_for_each(|mode| clean_mode(mode, None))
 }
 
@@ -217,7 +230,13 @@ pub struct Agent {
     services_synced: bool,
     slices_synced: bool,
     node_synced: bool,
-    revision: u64,
+    of_services: u64,
+    of_slices: u64,
+    triggers: Triggers,
+    unserved: Unserved,
+    /// Services whose changes are not in the kernel yet, so that nobody has been told.
+    untold: BTreeSet<ObjectKey>,
+    announcements: watch::Sender<Arc<Announcements>>,
     surroundings: Surroundings,
     node_name: String,
     node_port_addresses: Vec<String>,
@@ -251,7 +270,12 @@ impl Agent {
             services_synced: false,
             slices_synced: false,
             node_synced: !config.follow_node,
-            revision: 0,
+            of_services: 0,
+            of_slices: 0,
+            triggers: Triggers::since(Timestamp::now()),
+            unserved: Unserved::default(),
+            untold: BTreeSet::new(),
+            announcements: config.announcements,
             surroundings,
             node_name: config.node_name,
             node_port_addresses: config.node_port_addresses,
@@ -337,7 +361,7 @@ impl Agent {
             self.metrics.services_pending.inc();
             self.note_queued();
         }
-        self.note_revision(change);
+        self.of_services = self.of_services.max(revision(change));
     }
 
     /// Takes in a change of an EndpointSlice.
@@ -352,7 +376,10 @@ impl Agent {
             self.metrics.endpoints_pending.inc();
             self.note_queued();
         }
-        self.note_revision(change);
+        if let Change::Set(slice) = change {
+            self.triggers.observe(slice);
+        }
+        self.of_slices = self.of_slices.max(revision(change));
     }
 
     /// Whether everything that exists has been taken in once.
@@ -363,11 +390,12 @@ impl Agent {
     /// Writes all that changed since the last commit. After an error the kernel still has what it
     /// had, and the next commit writes everything.
     pub fn commit(&mut self) -> Result<(), CommitError> {
-        let dirty = self.tracker.take_dirty();
+        let mut dirty = self.tracker.take_dirty();
         // Every table takes the changes in, even if an earlier family fails to write them.
         let taken: Vec<_> =
             self.families.iter_mut().map(|half| half.take_in(&self.tracker, &dirty)).collect();
         let (changed, stale): (Vec<_>, Vec<_>) = taken.into_iter().unzip();
+        self.untold.append(&mut dirty);
         let outcomes: Vec<_> = self
             .families
             .iter_mut()
@@ -380,7 +408,10 @@ impl Agent {
             }
             outcome.or_else(|error| self.give_up_family(family, error))?;
         }
-        self.check_health(&dirty);
+        let told = mem::take(&mut self.untold);
+        self.check_health(&told);
+        announce(&self.announcements, &self.tracker, &told);
+        self.count(&told);
         // A successor knows nothing of changes before its time, and leaves all flows alone.
         if self.programmed.borrow().commits > 0 {
             self.forget(stale);
@@ -401,6 +432,18 @@ impl Agent {
                 }
             }
         }
+    }
+
+    /// Brings the figures about the changed Services up to date.
+    fn count(&mut self, dirty: &BTreeSet<ObjectKey>) {
+        for half in &self.families {
+            for key in dirty {
+                let ports = half.table.ports_of(key).map(|(_, port)| port);
+                self.unserved.observe(half.table.family(), key, ports);
+            }
+        }
+        self.unserved.publish(&self.metrics);
+        self.triggers.written(Timestamp::now(), &self.metrics);
     }
 
     /// Brings the health checks of the changed Services up to date.
@@ -480,10 +523,9 @@ impl Agent {
         }
     }
 
-    fn note_revision<K: Resource>(&mut self, change: &Change<K>) {
-        if let Change::Set(object) | Change::Gone(object) = change {
-            let revision = object.resource_version().and_then(|text| text.parse().ok());
-            self.revision = self.revision.max(revision.unwrap_or(0));
+    fn note_left_behind(&self, mode: Mode, error: &ProxyError) {
+        if let (Mode::Nftables, ProxyError::Cleanup { family, .. }) = (mode, error) {
+            self.metrics.nftables_cleanup_failures.get_or_create(&(*family).into()).inc();
         }
     }
 
@@ -493,7 +535,9 @@ impl Agent {
         let now = Programmed {
             service_ports: tables().map(ForwardingTable::port_count).sum(),
             targets: tables().map(ForwardingTable::target_count).sum(),
-            revision: self.revision,
+            revision: self.of_services.max(self.of_slices),
+            of_services: self.of_services,
+            of_slices: self.of_slices,
             commits: before.commits + 1,
         };
         if before.commits == 0 {
@@ -501,14 +545,26 @@ impl Agent {
             info!(%mode, service_ports = now.service_ports, targets = now.targets, "serving");
             // Only now: until then the other mode's rules served.
             for other in Mode::ALL.into_iter().filter(|other| *other != mode) {
-                clean_mode(other, Some(mode))
-                    .unwrap_or_else(|error| warn!(%other, %error, "rules left behind"));
+                if let Err(error) = clean_mode(other, Some(mode)) {
+                    warn!(%other, %error, "rules left behind");
+                    self.note_left_behind(other, &error);
+                }
             }
         }
         self.metrics.programmed_revision.set(now.revision);
         self.metrics.services_pending.set(0);
         self.metrics.endpoints_pending.set(0);
         self.programmed.send_replace(now);
+    }
+}
+
+/// The resource version of a changed object, if there is one.
+fn revision<K: Resource>(change: &Change<K>) -> u64 {
+    match change {
+        Change::Set(object) | Change::Gone(object) => {
+            object.resource_version().and_then(|text| text.parse().ok()).unwrap_or(0)
+        }
+        Change::Synced => 0,
     }
 }
 

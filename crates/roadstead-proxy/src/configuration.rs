@@ -3,6 +3,7 @@
 //! What we do not know is tolerated and named, never an error: people bring their own files.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -35,6 +36,8 @@ pub struct Configuration {
     pub metrics: Option<SocketAddr>,
     /// The name of the node, if it is not the machine's.
     pub node_name: Option<String>,
+    /// How to reach the API server: a kubeconfig.
+    pub kubeconfig: Option<PathBuf>,
     /// Settings of the kernel, with what to write there.
     pub sysctls: Vec<(&'static str, String)>,
 }
@@ -65,6 +68,7 @@ impl Default for Configuration {
             healthz: Some((Ipv4Addr::UNSPECIFIED, 10256).into()),
             metrics: Some((Ipv4Addr::LOCALHOST, 10249).into()),
             node_name: None,
+            kubeconfig: None,
             sysctls: Vec::new(),
         }
     }
@@ -143,6 +147,7 @@ impl Configuration {
         config.healthz = bind(&value["healthzBindAddress"], config.healthz, &mut notes);
         config.metrics = bind(&value["metricsBindAddress"], config.metrics, &mut notes);
         config.node_name = text(&value["hostnameOverride"]);
+        config.kubeconfig = text(&value["clientConnection"]["kubeconfig"]).map(PathBuf::from);
         config.sysctls = sysctls(&value["conntrack"]);
         config.ipvs = ipvs(&value["ipvs"], &mut notes);
         (config, notes)
@@ -257,6 +262,7 @@ mod tests {
 apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
 bindAddress: 0.0.0.0
+clientConnection: {burst: 0, kubeconfig: /var/lib/kube-proxy/kubeconfig.conf, qps: 0}
 clusterCIDR: 10.244.0.0/16, fd00:244::/48
 conntrack: {maxPerCore: null, min: 131072, tcpEstablishedTimeout: 24h0m0s, tcpBeLiberal: true}
 detectLocalMode: InterfaceNamePrefix
@@ -280,6 +286,8 @@ logging: {level: 4}
         assert_eq!(config.healthz.unwrap().port(), 10300);
         assert_eq!(config.metrics.unwrap().port(), 10249);
         assert_eq!(config.node_name.as_deref(), Some("node-7"));
+        let kubeconfig = "/var/lib/kube-proxy/kubeconfig.conf";
+        assert_eq!(config.kubeconfig, Some(PathBuf::from(kubeconfig)));
         let sysctls: Vec<_> =
             config.sysctls.iter().map(|(name, v)| format!("{name}={v}")).collect();
         assert_eq!(

@@ -13,15 +13,17 @@ use roadstead_forwarding::surroundings::{DetectLocal, Surroundings};
 use roadstead_watch::events::{self, About, Happening, Severity};
 use roadstead_watch::status::{Page, serve};
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::agent::{self, Config, ProxyError};
 use crate::configuration::{Configuration, DetectLocalMode};
 use crate::health::{Health, serve_checks};
+use crate::lease::Publisher;
 use crate::metrics::{Metrics, OfCode};
 use crate::plane::Mode;
-use crate::{lease, sysctl};
+use crate::{announce, forward, sysctl};
 
 /// What the agent needs, as a configuration says it.
 pub fn agent_config(configuration: &Configuration, node_name: &str) -> Config {
@@ -69,6 +71,8 @@ pub struct Around {
     pub publish: Option<Duration>,
     /// Settings of the kernel.
     pub sysctls: Vec<(&'static str, String)>,
+    /// Whether to answer ARP and NDP for the addresses of load balancers; needs the Lease.
+    pub announce: bool,
 }
 
 /// Runs the agent and everything around it until `stop`.
@@ -87,16 +91,26 @@ pub async fn run(
     sysctl::apply(around.sysctls.iter().map(|(name, value)| (*name, value.as_str())));
     let (health, metrics) = (config.health.clone(), config.metrics.clone());
     let checks = serve_checks(config.health_checks.subscribe(), health.clone());
-    let publish = around.publish.map(|pause| {
-        let programmed = config.programmed.subscribe();
-        lease::publish(client.clone(), config.node_name.clone(), programmed, pause)
+    let programmed = config.programmed.subscribe();
+    let publisher = around.publish.map(|pause| Publisher {
+        node: config.node_name.clone(),
+        pause,
+        announces: around.announce,
+        renewed: watch::Sender::default(),
     });
-    let publish = async {
-        match publish {
-            Some(publish) => publish.await,
-            None => future::pending().await,
+    let lease = async {
+        let Some(publisher) = &publisher else { return future::pending().await };
+        let publish = publisher.run(client.clone(), programmed.clone());
+        if !around.announce {
+            return publish.await;
         }
+        let announcements = config.announcements.subscribe();
+        let (node, renewed) = (config.node_name.clone(), publisher.renewed.subscribe());
+        let announce = announce::run(client.clone(), node, announcements, renewed);
+        tokio::join!(publish, announce);
     };
+    let (node, surroundings) = (config.node_name.clone(), config.surroundings.clone());
+    let forwarding = forward::keep_open(client.clone(), node, surroundings);
     let health_pages = {
         let metrics = metrics.clone();
         listen(around.healthz, move |path| health_page(path, &health, &metrics))
@@ -107,10 +121,16 @@ pub async fn run(
         "/healthz" => Some(Page::text(200, "ok")),
         _ => None,
     });
-    tokio::select! {
-        outcome = agent::run(client, config, stop) => outcome,
-        () = async { tokio::join!(checks, publish, health_pages, metrics_pages); } => Ok(()),
+    let agent = agent::run(client.clone(), config.clone(), stop);
+    let outcome = tokio::select! {
+        outcome = agent => outcome,
+        () = async { tokio::join!(checks, lease, forwarding, health_pages, metrics_pages); } => Ok(()),
+    };
+    if let Some(publisher) = publisher.filter(|publisher| publisher.announces) {
+        let programmed = *programmed.borrow();
+        publisher.give_up(client, programmed).await;
     }
+    outcome
 }
 
 /// Says, where people look for it, that another mode runs than was asked for.

@@ -49,6 +49,7 @@ impl FamilyPlane {
     ) -> (IpFamily, Result<(), CommitError>) {
         let family = self.table.family();
         let started = Instant::now();
+        let partial = !self.plane.needs_everything();
         let outcome = self.plane.commit(&self.table, changed);
         self.proven |= outcome.is_ok();
         match &outcome {
@@ -60,12 +61,18 @@ impl FamilyPlane {
                     histogram.get_or_create(&family.into()).observe(took.as_secs_f64());
                 }
                 metrics.last_sync.get_or_create(&family.into()).set(seconds_now());
+                if let Plane::Iptables(plane) = &self.plane {
+                    plane.rule_counts().for_each(|count| metrics.set_rules(family, count));
+                }
             }
             Err(CommitError::Nftables(_)) => {
                 metrics.nftables_failures.get_or_create(&family.into()).inc();
             }
             Err(_) => {
                 metrics.iptables_failures.get_or_create(&family.into()).inc();
+                if partial {
+                    metrics.iptables_partial_failures.get_or_create(&family.into()).inc();
+                }
             }
         }
         (family, outcome.map(drop))

@@ -8,16 +8,19 @@
 
 pub mod addresses;
 pub mod agent;
+pub mod announce;
 pub mod configuration;
 pub mod conntrack;
 pub mod drop_in;
 mod family;
+pub mod forward;
 pub mod health;
 pub mod iptables;
 pub mod ipvs;
 pub mod lease;
 pub mod metrics;
 pub mod netlink;
+mod news;
 pub mod nft;
 pub mod plane;
 mod retry;

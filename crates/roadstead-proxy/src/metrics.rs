@@ -9,7 +9,10 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Metric, Registry};
+use roadstead_forwarding::iptables::model::TableName;
 use roadstead_forwarding::service::IpFamily;
+
+use crate::iptables::RuleCount;
 
 /// The label of most of them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -86,6 +89,14 @@ pub struct Metrics {
     pub nftables_failures: Counters,
     /// Restores that iptables refused.
     pub iptables_failures: Counters,
+    /// Those of them that were to change only a part.
+    pub iptables_partial_failures: Counters,
+    /// How many rules of ours iptables has.
+    pub iptables_rules: Family<OfTable, Gauge>,
+    /// How many of them were written last.
+    pub iptables_rules_last: Family<OfTable, Gauge>,
+    /// Old rules of nftables that could not be removed.
+    pub nftables_cleanup_failures: Counters,
     /// How long forgetting stale flows takes.
     pub conntrack: Histograms,
     /// How many were forgotten.
@@ -121,6 +132,13 @@ impl Default for Metrics {
         let nftables_failures = add(registry, name, Counters::default());
         let name = "sync_proxy_rules_iptables_restore_failures";
         let iptables_failures = add(registry, name, Counters::default());
+        let name = "sync_proxy_rules_iptables_partial_restore_failures";
+        let iptables_partial_failures = add(registry, name, Counters::default());
+        let iptables_rules = add(registry, "sync_proxy_rules_iptables_total", Family::default());
+        let name = "sync_proxy_rules_iptables_last";
+        let iptables_rules_last = add(registry, name, Family::default());
+        let name = "sync_proxy_rules_nftables_cleanup_failures";
+        let nftables_cleanup_failures = add(registry, name, Counters::default());
         let name = "conntrack_reconciler_sync_duration_seconds";
         let conntrack = add(registry, name, short());
         let name = "conntrack_reconciler_deleted_entries";
@@ -144,6 +162,10 @@ impl Default for Metrics {
             livez,
             nftables_failures,
             iptables_failures,
+            iptables_partial_failures,
+            iptables_rules,
+            iptables_rules_last,
+            nftables_cleanup_failures,
             conntrack,
             conntrack_deleted,
             programmed_revision,
@@ -153,17 +175,7 @@ impl Default for Metrics {
 
 /// Names that dashboards look for, of things that this proxy does not do.
 fn add_silent(registry: &mut Registry) {
-    let tables = Family::<OfTable, Gauge>::default();
-    for table in ["filter", "nat"] {
-        for ip_family in ["IPv4", "IPv6"] {
-            tables.get_or_create(&OfTable { table, ip_family }).set(0);
-        }
-    }
-    add(registry, "sync_proxy_rules_iptables_total", tables.clone());
-    add(registry, "sync_proxy_rules_iptables_last", tables);
     for name in [
-        "sync_proxy_rules_iptables_partial_restore_failures",
-        "sync_proxy_rules_nftables_cleanup_failures",
         "iptables_ct_state_invalid_dropped_packets",
         "iptables_localhost_nodeports_accepted_packets",
         "nftables_localhost_nodeport_listener_creation_failures",
@@ -200,6 +212,21 @@ impl Metrics {
         }
     }
 
+    /// Notes how many rules a table of iptables has.
+    pub fn set_rules(&self, family: IpFamily, count: RuleCount) {
+        let table = match count.table {
+            TableName::Filter => "filter",
+            TableName::Nat => "nat",
+            TableName::Mangle => return,
+        };
+        let ip_family = OfFamily::from(family).ip_family;
+        let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        let all = [(&self.iptables_rules, count.total), (&self.iptables_rules_last, count.last)];
+        for (gauges, count) in all {
+            gauges.get_or_create(&OfTable { table, ip_family }).set(number(count));
+        }
+    }
+
     /// The page that Prometheus reads.
     pub fn page(&self) -> String {
         let mut text = String::new();
@@ -218,12 +245,15 @@ mod tests {
         metrics.set_no_local_endpoints(IpFamily::V4, 1, 2);
         metrics.sync.get_or_create(&IpFamily::V4.into()).observe(0.002);
         metrics.healthz.get_or_create(&OfCode { code: 200 }).inc();
+        let count = RuleCount { table: TableName::Nat, total: 7, last: 3 };
+        metrics.set_rules(IpFamily::V4, count);
         let page = metrics.page();
         for line in [
             "kubeproxy_sync_proxy_rules_duration_seconds_bucket{le=\"0.002\",ip_family=\"IPv4\"} 1",
             "kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy=\"external\",ip_family=\"IPv4\"} 2",
             "kubeproxy_proxy_healthz_total{code=\"200\"} 1",
-            "kubeproxy_sync_proxy_rules_iptables_total{table=\"nat\",ip_family=\"IPv4\"} 0",
+            "kubeproxy_sync_proxy_rules_iptables_total{table=\"nat\",ip_family=\"IPv4\"} 7",
+            "kubeproxy_sync_proxy_rules_iptables_last{table=\"nat\",ip_family=\"IPv4\"} 3",
             "kubeproxy_sync_proxy_rules_endpoint_changes_total 0",
             "kubeproxy_iptables_ct_state_invalid_dropped_packets_total 0",
         ] {

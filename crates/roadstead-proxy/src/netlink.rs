@@ -270,6 +270,8 @@ impl Socket {
 pub struct Message {
     /// The number within the subsystem.
     pub kind: u16,
+    /// The first four bytes: the header of netfilter, or the beginning of another.
+    pub head: [u8; 4],
     /// Its attributes, after the header of netfilter.
     pub body: Vec<u8>,
 }
@@ -339,6 +341,7 @@ fn read_messages(mut bytes: &[u8], messages: &mut Vec<Message>) -> Result<bool, 
             ERROR => return read_answers(bytes).map(|_| true),
             kind => messages.push(Message {
                 kind: kind & 0xff,
+                head: body.first_chunk().copied().unwrap_or_default(),
                 body: body.get(NETFILTER_LENGTH..).unwrap_or_default().to_vec(),
             }),
         }

@@ -78,6 +78,36 @@ pub enum CommitError {
 }
 
 impl CommitError {
+    /// What a person can do about it, if that is known.
+    pub fn remedy(&self) -> Option<&'static str> {
+        const MODULES: &str = "load the kernel's module nf_tables, or use --proxy-mode iptables";
+        const PROGRAMS: &str = "install iptables, or use --proxy-mode nftables";
+        const PERMISSION: &str = "run as root, or with CAP_NET_ADMIN where the network belongs";
+        const TOGETHER: &str = "stop the other program that owns the table kube-proxy";
+        let forbidden = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
+        match self {
+            CommitError::Nftables(NetlinkError::Refused { source, kind, .. })
+                if forbidden(source) && *kind != 0 && is_net_admin() =>
+            {
+                Some(TOGETHER)
+            }
+            CommitError::Nftables(NetlinkError::Refused { source, .. })
+            | CommitError::Ipvs(IpvsError::Refused { source, .. })
+                if forbidden(source) =>
+            {
+                Some(PERMISSION)
+            }
+            CommitError::Nftables(_) if self.is_missing_feature() => Some(MODULES),
+            CommitError::Iptables(IptablesError::Run { .. }) => Some(PROGRAMS),
+            CommitError::Iptables(IptablesError::Refused { message, .. })
+                if message.contains("Permission denied") =>
+            {
+                Some(PERMISSION)
+            }
+            _ => None,
+        }
+    }
+
     /// Whether the kernel or the machine lacks what the address family or data plane needs.
     pub fn is_missing_feature(&self) -> bool {
         match self {
@@ -90,6 +120,15 @@ impl CommitError {
             CommitError::Ipvs(IpvsError::Refused { source, .. }) => is_missing(source),
         }
     }
+}
+
+/// Whether this process has CAP_NET_ADMIN at all.
+fn is_net_admin() -> bool {
+    const NET_ADMIN: u64 = 1 << 12;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|text| u64::from_str_radix(text.trim(), 16).ok());
+    effective.is_some_and(|set| set & NET_ADMIN != 0)
 }
 
 /// What the kernel says when something is not built in.
@@ -148,6 +187,15 @@ impl Plane {
         })
     }
 
+    /// Whether the next commit will look at everything.
+    pub fn needs_everything(&self) -> bool {
+        match self {
+            Plane::Nftables(plane, _) => plane.needs_everything(),
+            Plane::Iptables(plane) => plane.needs_everything(),
+            Plane::Ipvs(plane) => plane.needs_everything(),
+        }
+    }
+
     /// Whether the next commit may take a while.
     pub fn takes_long(&self) -> bool {
         match self {
@@ -168,11 +216,12 @@ impl Plane {
         })
     }
 
-    /// How often to look; it costs a system call here, and three processes there.
+    /// How often to look; where that is often, it costs a system call.
     pub fn check_period(&self) -> Duration {
         match self {
             Plane::Nftables(..) => Duration::from_millis(250),
-            Plane::Iptables(_) | Plane::Ipvs(_) => Duration::from_secs(5),
+            Plane::Iptables(plane) => plane.check_period(),
+            Plane::Ipvs(_) => Duration::from_secs(5),
         }
     }
 
@@ -196,6 +245,33 @@ impl Plane {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn errors_come_with_a_remedy() {
+        let refused = |errno: Errno| {
+            let source = io::Error::from(errno);
+            CommitError::Nftables(NetlinkError::Refused { kind: 0, position: 1, source })
+        };
+        let program = "iptables-nft-restore".to_owned();
+        let said = |message: &str| {
+            let (program, message) = (program.clone(), message.to_owned());
+            CommitError::Iptables(IptablesError::Refused { program, message, line: None })
+        };
+        let run =
+            IptablesError::Run { program: program.clone(), source: io::ErrorKind::NotFound.into() };
+        let cases = [
+            ("no permission", refused(Errno::PERM), "CAP_NET_ADMIN"),
+            ("no nf_tables", refused(Errno::OPNOTSUPP), "nf_tables"),
+            ("no such family", refused(Errno::AFNOSUPPORT), "nf_tables"),
+            ("no such program", CommitError::Iptables(run), "install iptables"),
+            ("no permission for iptables", said("Permission denied (you must be root)"), "root"),
+            ("something else", refused(Errno::INVAL), ""),
+        ];
+        for (name, error, want) in cases {
+            let remedy = error.remedy().unwrap_or_default();
+            assert!(remedy.contains(want) && remedy.is_empty() == want.is_empty(), "{name}");
+        }
+    }
 
     #[test]
     fn modes_have_names() {

@@ -33,7 +33,8 @@ impl Retry {
             Err(error) => {
                 let delay = FIRST_RETRY.saturating_mul(1 << self.failures.min(16)).min(LAST_RETRY);
                 let cause = error.source().map(ToString::to_string).unwrap_or_default();
-                warn!(%error, cause, ?delay, "the kernel keeps its old rules, will retry");
+                let remedy = error.remedy().unwrap_or_default();
+                warn!(%error, cause, remedy, ?delay, "the kernel keeps its old rules, will retry");
                 self.at = Some(time::Instant::now() + delay);
                 self.failures += 1;
             }

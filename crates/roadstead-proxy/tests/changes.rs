@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use roadstead_proxy::agent::{Agent, Config};
-use roadstead_testkit::netns::{inside, laboratory, make_node};
+use roadstead_proxy::plane::Mode;
+use roadstead_testkit::netns::{inside, laboratory, make_node, run};
 use roadstead_watch::informer::Change;
 use serde_json::{Value, json};
 
@@ -29,7 +30,11 @@ fn port(name: &str, protocol: &str, port: u16) -> Value {
 }
 
 fn new_agent() -> Agent {
-    let config = Config { node_name: NODE.into(), ..Config::default() };
+    agent_of(Mode::default())
+}
+
+fn agent_of(mode: Mode) -> Agent {
+    let config = Config { node_name: NODE.into(), mode, ..Config::default() };
     let mut agent = Agent::new(config).unwrap();
     let service = json!({
         "metadata": {"namespace": "default", "name": "web"},
@@ -136,7 +141,53 @@ fn no_request_is_lost() {
             }
             stop.store(true, Ordering::Relaxed);
             let calls: usize = clients.into_iter().map(|client| client.join().unwrap()).sum();
+            eprintln!(
+                "{changes} changes, 10 restarts, {OPEN} open connections: {calls} calls, none failed"
+            );
             assert!(calls > changes, "only {calls} calls were made");
+        });
+        still_alive(&held.lock().unwrap(), &open);
+    });
+}
+
+/// The mode changes and changes back under open connections and new ones; nobody may notice.
+#[test]
+fn a_change_of_mode_breaks_nothing() {
+    laboratory(|| {
+        make_node();
+        let names = [2, 3].map(start_pod);
+        let pods = names.each_ref().map(|pod| pod.address.to_string());
+        let held: Arc<Mutex<Vec<TcpStream>>> = Arc::default();
+        names.iter().for_each(|pod| hold(&pod.name, held.clone()));
+        let mut agent = new_agent();
+        set(&mut agent, &pods);
+        let mut open = Vec::new();
+        let stop = &AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let client = |place: &'static str| {
+                scope.spawn(move || {
+                    let mut calls = 0;
+                    while !stop.load(Ordering::Relaxed) {
+                        inside(place, || call("TCP", vip(80))).unwrap();
+                        calls += 1;
+                    }
+                    calls
+                })
+            };
+            let clients = ["outside", "pod-2"].map(client);
+            for mode in [Mode::Iptables, Mode::Nftables, Mode::Iptables, Mode::Nftables] {
+                let connect = || TcpStream::connect(vip(81)).unwrap();
+                open.extend((0..OPEN / 4).map(|_| inside("outside", connect)));
+                drop(agent);
+                agent = agent_of(mode);
+                set(&mut agent, &pods);
+                let tables = run("nft list tables | grep -c kube-proxy; true");
+                assert_eq!(tables != "0", mode == Mode::Nftables, "only one mode has rules");
+                std::thread::sleep(Duration::from_millis(200));
+            }
+            stop.store(true, Ordering::Relaxed);
+            let calls: usize = clients.into_iter().map(|client| client.join().unwrap()).sum();
+            assert!(calls > 20, "only {calls} calls were made");
         });
         still_alive(&held.lock().unwrap(), &open);
     });

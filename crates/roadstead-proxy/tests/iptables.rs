@@ -175,7 +175,12 @@ fn somebody_elses_rules_stay_and_ours_come_back() {
         plane.commit(&table, Default::default()).unwrap();
         let whole = listed("iptables-nft");
         assert!(plane.check().unwrap(), "nobody has done anything");
-        for flush in ["iptables-nft -t nat -F; iptables-nft -t nat -X", "nft flush ruleset"] {
+        for flush in [
+            "iptables-nft -t nat -F; iptables-nft -t nat -X",
+            "iptables-nft -t nat -F KUBE-SERVICES",
+            "iptables-nft -t nat -D POSTROUTING 1",
+            "nft flush ruleset",
+        ] {
             run(flush);
             run(
                 "iptables-nft -C INPUT -s 10.99.0.0/16 -j DROP 2>/dev/null || iptables-nft -A INPUT -s 10.99.0.0/16 -j DROP",

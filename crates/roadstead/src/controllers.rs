@@ -69,6 +69,11 @@ pub struct Options {
 }
 
 impl Options {
+    /// Whether load balancers get addresses that no machine has.
+    pub fn has_pool(&self) -> bool {
+        !self.load_balancer_pool.is_empty()
+    }
+
     /// What the controllers are told.
     pub fn settings(&self) -> Settings {
         let pool = match self.load_balancer_pool.as_slice() {

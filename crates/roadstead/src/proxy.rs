@@ -1,6 +1,6 @@
 //! `roadstead proxy`: the proxy alone, in any cluster, in the place of kube-proxy.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -19,8 +19,8 @@ use crate::{machine, world};
 /// Run only the proxy, against any cluster.
 #[derive(Debug, Parser)]
 pub struct Args {
-    /// How to reach the API server.
-    #[arg(long, value_name = "FILE", env = "KUBECONFIG", required_unless_present = "cleanup")]
+    /// How to reach the API server; without it, as the configuration says, or as a pod does.
+    #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
     kubeconfig: Option<PathBuf>,
     /// A KubeProxyConfiguration; without one, the ConfigMap kube-system/kube-proxy is read.
     #[arg(long, value_name = "FILE")]
@@ -43,6 +43,10 @@ pub struct Args {
     /// Do not publish the programmed revision as a Lease.
     #[arg(long)]
     no_lease: bool,
+    /// Answer ARP and NDP for the addresses of load balancers, one node for each address. Not
+    /// where something else announces them, such as MetalLB.
+    #[arg(long, conflicts_with = "no_lease")]
+    announce: bool,
 }
 
 /// Carries out `roadstead proxy`.
@@ -53,10 +57,14 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     if !machine::may_write_rules() {
         bail!("only root (CAP_NET_ADMIN) can write the rules of the proxy");
     }
-    let kubeconfig = args.kubeconfig.as_ref().context("--kubeconfig is missing")?;
-    let client = world::client(kubeconfig).await?;
-    let mut configuration = match &args.config {
-        Some(path) => from_file(path)?,
+    let file = args.config.as_deref().map(from_file).transpose()?;
+    let named = file.as_ref().and_then(|(configuration, _)| configuration.kubeconfig.clone());
+    let client = match args.kubeconfig.or(named) {
+        Some(path) => world::client(&path).await?,
+        None => in_cluster()?,
+    };
+    let (mut configuration, notes, source) = match file {
+        Some((configuration, notes)) => (configuration, notes, None),
         None => from_cluster(&client).await,
     };
     if let Some(mode) = args.proxy_mode {
@@ -67,12 +75,16 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     }
     let name = args.hostname_override.or(configuration.node_name.clone());
     let node_name = name.unwrap_or_else(machine::host_name);
+    if !notes.is_empty() {
+        tell_of_ignored(&client, source.unwrap_or_else(|| node(&node_name)), &notes).await;
+    }
     info!(node = node_name, mode = %configuration.mode, "proxy starts");
     let around = Around {
         healthz: configuration.healthz,
         metrics: configuration.metrics,
         publish: (!args.no_lease).then_some(Duration::from_secs(1)),
         sysctls: configuration.sysctls.clone(),
+        announce: args.announce,
     };
     let config =
         Config { ipvs_fallback: args.ipvs_fallback, ..agent_config(&configuration, &node_name) };
@@ -80,26 +92,30 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn from_file(path: &PathBuf) -> anyhow::Result<Configuration> {
-    let text =
-        std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let (configuration, notes) = Configuration::parse(&text)
-        .map_err(|error| anyhow::anyhow!("{} is not a configuration: {error}", path.display()))?;
-    for note in notes {
-        warn!(note, file = %path.display(), "part of the configuration is ignored");
-    }
-    Ok(configuration)
+/// A client for the cluster in whose pod we run.
+fn in_cluster() -> anyhow::Result<Client> {
+    let config = kube::Config::incluster()
+        .context("not in a pod of a cluster: --kubeconfig is missing, and --config names none")?;
+    Ok(Client::try_from(config)?)
 }
 
-/// Reads the ConfigMap that kubeadm makes. Whatever is wrong with it, there are defaults.
-async fn from_cluster(client: &Client) -> Configuration {
+fn from_file(path: &Path) -> anyhow::Result<(Configuration, Vec<String>)> {
+    let text =
+        std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    Configuration::parse(&text)
+        .map_err(|error| anyhow::anyhow!("{} is not a configuration: {error}", path.display()))
+}
+
+/// Reads the ConfigMap that kubeadm makes. Whatever is wrong with it, there are defaults. Returns
+/// with it what could not be understood, and the ConfigMap that says so.
+async fn from_cluster(client: &Client) -> (Configuration, Vec<String>, Option<About>) {
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), "kube-system");
     let map = match api.get_opt("kube-proxy").await {
         Ok(Some(map)) => map,
-        Ok(None) => return Configuration::default(),
+        Ok(None) => return (Configuration::default(), Vec::new(), None),
         Err(error) => {
             warn!(%error, "cannot read the ConfigMap kube-system/kube-proxy, using defaults");
-            return Configuration::default();
+            return (Configuration::default(), Vec::new(), None);
         }
     };
     let text = map.data.as_ref().and_then(|data| data.get("config.conf"));
@@ -108,12 +124,19 @@ async fn from_cluster(client: &Client) -> Configuration {
         Ok(parsed) => parsed,
         Err(error) => (Configuration::default(), vec![error]),
     };
-    if !notes.is_empty() {
-        let message = format!("ignored: {}", notes.join("; "));
-        warn!(message, "part of the configuration is ignored");
-        let (about, reason) = (About::object(&map), "ConfigurationIgnored".into());
-        let happening = Happening { about, severity: Severity::Warning, reason, message };
-        events::tell_once(client.clone(), "kube-proxy", happening).await;
-    }
-    configuration
+    (configuration, notes, Some(About::object(&map)))
+}
+
+async fn tell_of_ignored(client: &Client, about: About, notes: &[String]) {
+    let message = format!("ignored: {}", notes.join("; "));
+    warn!(message, "part of the configuration is ignored");
+    let (severity, reason) = (Severity::Warning, "ConfigurationIgnored".into());
+    let happening = Happening { about, severity, reason, message };
+    events::tell_once(client.clone(), "kube-proxy", happening).await;
+}
+
+/// Our Node, as Events name it: the kubelet, too, takes its name for its uid.
+fn node(name: &str) -> About {
+    let (api_version, kind) = ("v1".into(), "Node".into());
+    About { api_version, kind, name: name.into(), uid: name.into(), ..About::default() }
 }

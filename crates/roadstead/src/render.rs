@@ -20,7 +20,7 @@ pub struct Args {
 }
 
 /// Carries out `roadstead render`.
-pub async fn run(args: Args) -> anyhow::Result<()> {
+pub async fn run(mut args: Args) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     for table in args.source.tables().await? {
         match args.mode {

@@ -49,7 +49,7 @@ impl FromStr for Destination {
 }
 
 /// Carries out `roadstead trace`.
-pub async fn run(args: Args) -> anyhow::Result<()> {
+pub async fn run(mut args: Args) -> anyhow::Result<()> {
     let destination = args.to.socket.ip();
     if args.from.is_ipv4() != destination.is_ipv4() {
         bail!("the two addresses are of different families");

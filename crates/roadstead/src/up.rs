@@ -232,6 +232,7 @@ fn start_node(plan: &Plan, client: &Client, tasks: &mut Tasks, stop: &Cancellati
         metrics: Some((Ipv4Addr::LOCALHOST, 10249).into()),
         publish: Some(Duration::from_millis(100)),
         sysctls: Vec::new(),
+        announce: plan.args.controllers.has_pool(),
     };
     let proxy = drop_in::run(client.clone(), plan.proxy(), around, stop.clone());
     tasks.spawn("proxy", async move { Ok(proxy.await?) });

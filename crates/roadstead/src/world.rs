@@ -7,11 +7,11 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use clap::Parser;
 use ipnet::IpNet;
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::ListParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt};
 use roadstead_forwarding::select::NodeView;
 use roadstead_forwarding::service::IpFamily;
 use roadstead_forwarding::surroundings::{DetectLocal, Surroundings};
@@ -28,7 +28,7 @@ pub struct Source {
     /// A kubeconfig, to ask the API server instead.
     #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
     pub kubeconfig: Option<PathBuf>,
-    /// The name of the node that decides.
+    /// The name of the node that decides. An API server knows its zone and its addresses.
     #[arg(long, default_value = "", value_name = "NAME")]
     pub node: String,
     /// The zone of that node.
@@ -44,10 +44,14 @@ pub struct Source {
 
 impl Source {
     /// The tables of both families.
-    pub async fn tables(&self) -> anyhow::Result<[ForwardingTable; 2]> {
+    pub async fn tables(&mut self) -> anyhow::Result<[ForwardingTable; 2]> {
         let (services, slices) = match (&self.filename, &self.kubeconfig) {
             (Some(path), _) => self.read_file(path)?,
-            (None, Some(path)) => from_server(path).await?,
+            (None, Some(path)) => {
+                let client = client(path).await?;
+                self.ask_for_node(&client).await?;
+                from_server(client).await?
+            }
             (None, None) => bail!("give a file with -f, or a cluster with --kubeconfig"),
         };
         let node = NodeView { name: self.node.clone(), zone: self.zone.clone() };
@@ -64,6 +68,23 @@ impl Source {
             table
         };
         Ok([table(IpFamily::V4), table(IpFamily::V6)])
+    }
+
+    /// Fills in what the node's object says, unless the user has said something else.
+    async fn ask_for_node(&mut self, client: &Client) -> anyhow::Result<()> {
+        if self.node.is_empty() {
+            return Ok(());
+        }
+        let node = Api::<Node>::all(client.clone()).get_opt(&self.node).await?;
+        let Some(node) = node else { bail!("there is no node {}", self.node) };
+        if self.zone.is_none() {
+            self.zone = node.labels().get("topology.kubernetes.io/zone").cloned();
+        }
+        if self.node_address.is_empty() {
+            let listed = node.status.iter().flat_map(|status| status.addresses.iter().flatten());
+            self.node_address = listed.filter_map(|a| a.address.parse().ok()).collect();
+        }
+        Ok(())
     }
 
     fn surroundings(&self) -> Surroundings {
@@ -94,8 +115,7 @@ impl Source {
     }
 }
 
-async fn from_server(path: &PathBuf) -> anyhow::Result<(Vec<Service>, Vec<EndpointSlice>)> {
-    let client = client(path).await?;
+async fn from_server(client: Client) -> anyhow::Result<(Vec<Service>, Vec<EndpointSlice>)> {
     let all = ListParams::default();
     let services = Api::<Service>::all(client.clone()).list(&all).await?;
     let slices = Api::<EndpointSlice>::all(client).list(&all).await?;

@@ -4,7 +4,7 @@
 //! programs of a machine must use the same one, and the kubelet's chains tell which that is.
 
 use std::io::{self, Write};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use roadstead_forwarding::iptables::listing::Listing;
 use roadstead_forwarding::iptables::model::TableName;
@@ -69,6 +69,11 @@ impl Programs {
         of(choose(nft.ok().as_ref(), legacy.ok().as_ref()))
     }
 
+    /// Those of a variant.
+    pub fn of(family: IpFamily, variant: Variant) -> Self {
+        Self { family, variant }
+    }
+
     /// The variant.
     pub fn variant(&self) -> Variant {
         self.variant
@@ -89,14 +94,25 @@ impl Programs {
 
     /// Whether a chain exists; much cheaper than a listing.
     pub fn has(&self, table: TableName, chain: &str) -> Result<bool, IptablesError> {
+        Ok(self.chain(table, chain)?.status.success())
+    }
+
+    /// The policy of one of the kernel's own chains, such as `DROP`.
+    pub fn policy(&self, table: TableName, chain: &str) -> Result<String, IptablesError> {
+        let output = self.chain(table, chain)?;
+        let first = first_line(&output.stdout);
+        let policy = first.strip_prefix(&format!("-P {chain} ")).unwrap_or_default();
+        Ok(policy.split(';').next().unwrap_or_default().to_owned())
+    }
+
+    fn chain(&self, table: TableName, chain: &str) -> Result<Output, IptablesError> {
         let program = self.program("");
         let table = table.to_string();
         let output = Command::new(&program)
             .args(["-w", LOCK_SECONDS, "-t", &table, "-S", chain])
             .stdin(Stdio::null())
             .output();
-        let output = output.map_err(|source| IptablesError::Run { program, source })?;
-        Ok(output.status.success())
+        output.map_err(|source| IptablesError::Run { program, source })
     }
 
     /// Writes rules; a table takes all of its part or nothing.

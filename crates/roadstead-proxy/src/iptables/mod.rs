@@ -4,6 +4,7 @@ pub mod command;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use roadstead_forwarding::iptables::compile::CANARY;
 use roadstead_forwarding::iptables::diff::{Kept, Layout, removal};
@@ -12,7 +13,9 @@ use roadstead_forwarding::service::{IpFamily, ServicePortName};
 use roadstead_forwarding::table::ForwardingTable;
 use tracing::info;
 
-use self::command::{IptablesError, Programs};
+use self::command::{IptablesError, Programs, Variant};
+use crate::netlink::Socket;
+use crate::nft;
 use crate::plane::Committed;
 
 /// One address family of the kernel's rules, and what we know to be in them.
@@ -22,6 +25,51 @@ pub struct IptablesPlane {
     programs: Programs,
     /// `None` if we cannot know, so that the next commit looks first.
     layout: Option<Layout>,
+    /// Shows changes of others as soon as they happen, where iptables writes to nftables.
+    generation: Option<Generation>,
+    /// When we last looked for our canaries.
+    looked: Instant,
+    /// How many rules the last commit wrote, by table.
+    written: [(TableName, usize); 2],
+}
+
+/// How often to look whether others have changed anything.
+const QUICK: Duration = Duration::from_millis(250);
+/// How often to look for our canaries.
+const LEISURELY: Duration = Duration::from_secs(5);
+
+/// The number that every commit to nftables raises, and what it was when last asked.
+#[derive(Debug)]
+struct Generation {
+    socket: Socket,
+    seen: u32,
+}
+
+impl Generation {
+    fn open() -> Option<Self> {
+        let mut socket = Socket::open().ok()?;
+        let seen = nft::generation(&mut socket).ok()?;
+        Some(Self { socket, seen })
+    }
+
+    fn has_changed(&mut self) -> bool {
+        let now = nft::generation(&mut self.socket).unwrap_or(self.seen);
+        std::mem::replace(&mut self.seen, now) != now
+    }
+}
+
+/// The tables with rules of ours; the third has only a canary.
+const COUNTED: [TableName; 2] = [TableName::Filter, TableName::Nat];
+
+/// How many rules of ours a table has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RuleCount {
+    /// The table.
+    pub table: TableName,
+    /// How many it has.
+    pub total: usize,
+    /// How many of them the last commit wrote.
+    pub last: usize,
 }
 
 impl IptablesPlane {
@@ -29,7 +77,9 @@ impl IptablesPlane {
     pub fn open(family: IpFamily) -> Self {
         let programs = Programs::find(family);
         info!(?family, variant = ?programs.variant(), "using iptables");
-        Self { family, programs, layout: None }
+        let generation = (programs.variant() != Variant::Legacy).then(Generation::open).flatten();
+        let written = COUNTED.map(|table| (table, 0));
+        Self { family, programs, layout: None, generation, looked: Instant::now(), written }
     }
 
     /// Makes the kernel carry the table, in which `changed` are the service ports that differ
@@ -52,8 +102,21 @@ impl IptablesPlane {
         if !restore.is_empty() {
             self.programs.restore(&restore.to_string())?;
         }
+        // What others did just before this shows when the canaries are looked for.
+        self.generation.iter_mut().for_each(|generation| drop(generation.has_changed()));
         self.layout = Some(layout);
+        self.written = COUNTED.map(|table| (table, restore.rules(table)));
         Ok(Committed { whole, operations: restore.operations() })
+    }
+
+    /// How many rules there are.
+    pub fn rule_counts(&self) -> impl Iterator<Item = RuleCount> {
+        let total = |table| self.layout.as_ref().map_or(0, |layout| layout.rules(table));
+        self.written.iter().map(move |(table, last)| RuleCount {
+            table: *table,
+            total: total(*table),
+            last: *last,
+        })
     }
 
     /// Whether the next commit will look at everything.
@@ -61,11 +124,26 @@ impl IptablesPlane {
         self.layout.is_none()
     }
 
-    /// Looks whether somebody has flushed our tables; the next commit then heals them.
+    /// How often to call [`check`](Self::check), which costs a system call as long as nobody else
+    /// changes anything, where iptables writes to nftables; and three processes otherwise.
+    pub fn check_period(&self) -> Duration {
+        if self.generation.is_some() { QUICK } else { LEISURELY }
+    }
+
+    /// Looks whether somebody has changed our rules; the next commit then heals them.
     pub fn check(&mut self) -> Result<bool, IptablesError> {
-        if self.layout.is_none() {
+        let Some(layout) = &self.layout else { return Ok(true) };
+        if self.generation.as_mut().is_some_and(Generation::has_changed) {
+            let intact = layout.is_intact(&self.programs.list()?);
+            if !intact {
+                self.layout = None;
+            }
+            return Ok(intact);
+        }
+        if self.generation.is_some() && self.looked.elapsed() < LEISURELY {
             return Ok(true);
         }
+        self.looked = Instant::now();
         for table in TableName::ALL {
             if !self.programs.has(table, CANARY)? {
                 self.layout = None;

@@ -26,6 +26,11 @@ use crate::plane::Committed;
 /// How often this process has committed, to tell its own commits from those of others.
 static OWN_COMMITS: AtomicU32 = AtomicU32::new(0);
 
+/// The number that everybody's commits to nftables raise.
+pub(crate) fn generation(socket: &mut Socket) -> Result<u32, NetlinkError> {
+    readback::generation(socket)
+}
+
 /// One address family of the kernel's load balancer, and what we know to be in it.
 #[derive(Debug)]
 pub struct NftPlane {

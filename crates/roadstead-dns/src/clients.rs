@@ -51,7 +51,7 @@ impl Clients {
     /// Clients with a list each, for tests and benchmarks.
     pub fn of(all: impl IntoIterator<Item = (IpAddr, Search)>) -> Self {
         let named = |(at, (address, search))| {
-            let key = ObjectKey::new("", &format!("{at}"));
+            let key = ObjectKey::new("", format!("{at}"));
             (address, (key, Arc::new(Asker::new(search))))
         };
         let by_address = all.into_iter().enumerate().map(named).collect();

@@ -83,11 +83,12 @@ impl CommitError {
         const MODULES: &str = "load the kernel's module nf_tables, or use --proxy-mode iptables";
         const PROGRAMS: &str = "install iptables, or use --proxy-mode nftables";
         const PERMISSION: &str = "run as root, or with CAP_NET_ADMIN where the network belongs";
-        const TOGETHER: &str = "stop the other program that owns the table kube-proxy";
+        const TOGETHER: &str = "stop whoever owns the table kube-proxy, unless CAP_NET_ADMIN is \
+            for another network namespace";
         let forbidden = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
         match self {
-            CommitError::Nftables(NetlinkError::Refused { source, kind, .. })
-                if forbidden(source) && *kind != 0 && is_net_admin() =>
+            CommitError::Nftables(NetlinkError::Refused { source, .. })
+                if forbidden(source) && is_net_admin() =>
             {
                 Some(TOGETHER)
             }

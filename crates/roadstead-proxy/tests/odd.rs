@@ -259,7 +259,7 @@ fn a_refused_batch_is_tried_again() {
         let mut agent = agent(Mode::Nftables);
         good(&mut agent, &pod);
         let error = agent.commit().unwrap_err();
-        assert!(error.remedy().unwrap().contains("owns the table"), "{error:?}");
+        assert!(error.remedy().unwrap().contains("owns the table kube-proxy"), "{error:?}");
         drop(input);
         owner.wait().unwrap();
         agent.commit().unwrap();
@@ -267,7 +267,8 @@ fn a_refused_batch_is_tried_again() {
     });
 }
 
-/// A batch that the kernel refuses halfway changes nothing: the old rules go on.
+/// A batch that the kernel refuses changes nothing: the old rules go on, and the next attempt
+/// writes everything.
 #[test]
 fn after_a_refused_batch_the_last_good_state_serves() {
     laboratory(|| {
@@ -276,27 +277,18 @@ fn after_a_refused_batch_the_last_good_state_serves() {
         let mut agent = agent(Mode::Nftables);
         good(&mut agent, &pod);
         agent.commit().unwrap();
+        // Somebody puts an element where ours has to go: the kernel calls that busy.
+        run("nft add element ip kube-proxy service-ips '{ 10.96.0.2 . tcp . 80 : 7:7 }'");
         let before = run("nft list ruleset");
-        // In a user namespace the send buffer has a limit that the kernel enforces.
-        let ports = |n: u32| -> Value {
-            (0..n).map(|n| json!({"name": format!("p{n}"), "port": 1000 + n})).collect()
-        };
-        for number in 2..200 {
-            let address = format!("10.96.1.{number}");
-            let spec = json!({"clusterIPs": [address], "ports": ports(400)});
-            service(&mut agent, named(&format!("s{number}")), spec);
-        }
+        let ports = json!([{"name": "p", "port": 80, "protocol": "TCP"}]);
+        service(&mut agent, named("next"), json!({"clusterIPs": ["10.96.0.2"], "ports": ports}));
+        slice(&mut agent, "next", json!({"endpoints": [{"addresses": [pod]}]}));
         let error = agent.commit().unwrap_err();
-        assert!(error.to_string().contains("wmem_max"), "{error}");
+        assert!(error.to_string().contains("refused"), "{error}");
         assert_eq!(run("nft list ruleset"), before, "nothing has changed");
         assert!(is_served("10.96.0.1"), "the last good state serves");
-        for number in 2..200 {
-            let metadata = named(&format!("s{number}"));
-            let object = json!({"metadata": metadata, "spec": {}});
-            agent.observe_service(&Change::Gone(Arc::new(serde_json::from_value(object).unwrap())));
-        }
         agent.commit().unwrap();
-        assert!(is_served("10.96.0.1"));
+        assert!(is_served("10.96.0.1") && is_served("10.96.0.2"));
     });
 }
 

@@ -61,7 +61,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let named = file.as_ref().and_then(|(configuration, _)| configuration.kubeconfig.clone());
     let client = match args.kubeconfig.or(named) {
         Some(path) => world::client(&path).await?,
-        None => in_cluster()?,
+        None => usual_client().await?,
     };
     let (mut configuration, notes, source) = match file {
         Some((configuration, notes)) => (configuration, notes, None),
@@ -92,10 +92,10 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A client for the cluster in whose pod we run.
-fn in_cluster() -> anyhow::Result<Client> {
-    let config = kube::Config::incluster()
-        .context("not in a pod of a cluster: --kubeconfig is missing, and --config names none")?;
+/// A client for the user's own cluster, or that in whose pod we run.
+async fn usual_client() -> anyhow::Result<Client> {
+    let config = kube::Config::infer().await;
+    let config = config.context("no cluster: --kubeconfig is missing, and --config names none")?;
     Ok(Client::try_from(config)?)
 }
 

@@ -103,7 +103,9 @@ impl IptablesPlane {
             self.programs.restore(&restore.to_string())?;
         }
         // What others did just before this shows when the canaries are looked for.
-        self.generation.iter_mut().for_each(|generation| drop(generation.has_changed()));
+        if let Some(generation) = &mut self.generation {
+            generation.has_changed();
+        }
         self.layout = Some(layout);
         self.written = COUNTED.map(|table| (table, restore.rules(table)));
         Ok(Committed { whole, operations: restore.operations() })

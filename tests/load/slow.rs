@@ -124,7 +124,7 @@ async fn slow_clients_leave_memory_flat() {
         most = server.memory().max(most);
     }
     let grown = most.saturating_sub(before);
-    assert!(grown < CLIENTS * EACH, "{} KB for each client", grown / CLIENTS >> 10);
+    assert!(grown < CLIENTS * EACH, "{} bytes for each client", grown / CLIENTS);
     // Others are served meanwhile.
     assert_eq!(maps.list(&ListParams::default()).await.unwrap().items.len(), OBJECTS);
 

@@ -59,8 +59,8 @@ fn until_same(base: &[u8], target: &[u8]) -> (usize, usize) {
         one.is_some() && one == target.get(literal..literal + ANCHOR)
     };
     for distance in 1..=WINDOW {
-        let near = (0..=distance).map(|skip| (skip, distance - skip));
-        if let Some(found) = near.into_iter().find(|&(skip, literal)| is_same(skip, literal)) {
+        let mut near = (0..=distance).map(|skip| (skip, distance - skip));
+        if let Some(found) = near.find(|&(skip, literal)| is_same(skip, literal)) {
             return found;
         }
     }

@@ -178,6 +178,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+
         /// However much has faded, readers see what happened, from wherever and in whatever steps
         /// they read.
         #[test]

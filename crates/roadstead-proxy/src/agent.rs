@@ -391,9 +391,11 @@ impl Agent {
     /// had, and the next commit writes everything.
     pub fn commit(&mut self) -> Result<(), CommitError> {
         let mut dirty = self.tracker.take_dirty();
+        // A successor knows nothing of changes before its time, and leaves all flows alone.
+        let flows = self.programmed.borrow().commits > 0;
         // Every table takes the changes in, even if an earlier family fails to write them.
-        let taken: Vec<_> =
-            self.families.iter_mut().map(|half| half.take_in(&self.tracker, &dirty)).collect();
+        let take_in = |half: &mut FamilyPlane| half.take_in(&self.tracker, &dirty, flows);
+        let taken: Vec<_> = self.families.iter_mut().map(take_in).collect();
         let (changed, stale): (Vec<_>, Vec<_>) = taken.into_iter().unzip();
         self.untold.append(&mut dirty);
         let outcomes: Vec<_> = self
@@ -412,10 +414,7 @@ impl Agent {
         self.check_health(&told);
         announce(&self.announcements, &self.tracker, &told);
         self.count(&told);
-        // A successor knows nothing of changes before its time, and leaves all flows alone.
-        if self.programmed.borrow().commits > 0 {
-            self.forget(stale);
-        }
+        self.forget(stale);
         self.publish();
         Ok(())
     }

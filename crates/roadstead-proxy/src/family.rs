@@ -24,19 +24,26 @@ pub(crate) struct FamilyPlane {
 }
 
 impl FamilyPlane {
-    /// Takes in the changed Services; returns what differs now, and which flows went stale.
+    /// Takes in the changed Services; returns what differs now, and which flows went stale if
+    /// `flows` matter.
     pub(crate) fn take_in(
         &mut self,
         tracker: &Tracker,
         dirty: &BTreeSet<ObjectKey>,
+        flows: bool,
     ) -> (BTreeSet<Arc<ServicePortName>>, Vec<FlowFilter>) {
         let family = self.table.family();
         let mut changed = BTreeSet::new();
         let (mut before, mut after) = (Flows::new(), Flows::new());
         for key in dirty {
-            self.table.ports_of(key).for_each(|(name, port)| note(&mut before, &name, port));
-            changed.append(&mut self.table.replace(key, tracker.service_ports(key, family)));
-            self.table.ports_of(key).for_each(|(name, port)| note(&mut after, &name, port));
+            if flows {
+                self.table.ports_of(key).for_each(|(name, port)| note(&mut before, &name, port));
+            }
+            // Not `append`, which would walk all that is there already for each Service.
+            changed.extend(self.table.replace(key, tracker.service_ports(key, family)));
+            if flows {
+                self.table.ports_of(key).for_each(|(name, port)| note(&mut after, &name, port));
+            }
         }
         (changed, stale(&before, &after))
     }

@@ -35,24 +35,23 @@ pub(super) const LIST_ITEM: u16 = 1;
 /// A nest holds less than 64 KiB; we stop well before.
 const NEST_LIMIT: usize = 60_000;
 
-/// Everything anew: the old table goes in the same instant.
-pub(super) fn replacement(program: &Program) -> Batch {
-    let mut batch = removal(program.family);
+/// Everything anew: the old table goes in the same instant. `fixed` is what does not depend on
+/// Services, `services` all that they need.
+pub(super) fn replacement(fixed: &Program, services: &Transaction) -> Batch {
+    let mut batch = removal(fixed.family);
     table(&mut batch, NEW_TABLE);
     for (id, name) in (1..).zip(SetName::ALL) {
-        set(&mut batch, program.family, name, id);
-    }
-    for (id, set) in (1000..).zip(&program.affinity) {
-        affinity_set(&mut batch, program.family, set, id);
+        set(&mut batch, fixed.family, name, id);
     }
     // All chains before all rules and elements, which may refer to any of them.
-    for (name, definition) in &program.chains {
+    for (name, definition) in &fixed.chains {
         chain(&mut batch, name, definition);
     }
-    let elements = program.elements.iter().map(|(key, value)| (key, Some(value)));
+    append(&mut batch, fixed.family, services);
+    let elements = fixed.elements.iter().map(|(key, value)| (key, Some(value)));
     write_elements(&mut batch, NEW_ELEMENTS, elements);
-    for (name, definition) in &program.chains {
-        rules(&mut batch, program.family, name, &definition.rules);
+    for (name, definition) in &fixed.chains {
+        rules(&mut batch, fixed.family, name, &definition.rules);
     }
     batch
 }

@@ -93,9 +93,13 @@ impl NftPlane {
             return Ok(committed);
         }
         let mut layout = Layout::new(table);
-        let everything = table.iter().map(|(name, _)| name.clone());
-        let operations = layout.update(table, everything).operations();
-        self.send(encode::replacement(&layout.program()))?;
+        let fixed = layout.program();
+        let services = layout.update(table, table.iter().map(|(name, _)| name.clone()));
+        let operations = services.operations();
+        let batch = encode::replacement(&fixed, &services);
+        // The kernel makes its own copy; two of ours at that time would be one too many.
+        drop(services);
+        self.send(batch)?;
         self.layout = Some(layout);
         Ok(Committed { whole: true, operations })
     }

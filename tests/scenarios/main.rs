@@ -6,6 +6,8 @@ mod api_walk;
 mod bad_input;
 mod by_hand;
 mod controllers;
+mod dns;
+mod dns_alone;
 mod kube_rs;
 mod process;
 mod proxy;

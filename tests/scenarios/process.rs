@@ -36,6 +36,15 @@ impl Roadstead {
         Self::start("up --ephemeral --listen 127.0.0.1:6443 --node-name node")
     }
 
+    /// Starts everything on a disk of that many megabytes, with its log on it, too; only in a
+    /// laboratory.
+    pub fn up_on_a_small_disk(megabytes: u32) -> Self {
+        let directory = tempfile::tempdir_in("/run").unwrap();
+        let path = directory.path().display();
+        run(&format!("mount -t tmpfs -o size={megabytes}m tmpfs {path}"));
+        Self::start_in(directory, "up --listen 127.0.0.1:6443 --node-name node")
+    }
+
     /// Starts only the API server.
     pub fn apiserver() -> Self {
         Self::start("apiserver --ephemeral --listen 127.0.0.1:0")
@@ -62,7 +71,10 @@ impl Roadstead {
     }
 
     fn start(command: &str) -> Self {
-        let directory = tempfile::tempdir().unwrap();
+        Self::start_in(tempfile::tempdir().unwrap(), command)
+    }
+
+    fn start_in(directory: tempfile::TempDir, command: &str) -> Self {
         let mut arguments: Vec<_> = command.split(' ').map(str::to_owned).collect();
         let path = |name: &str| directory.path().join(name).display().to_string();
         arguments.extend(["--kubeconfig-out".into(), path("kubeconfig")]);
@@ -102,6 +114,11 @@ impl Roadstead {
 
     pub fn kubeconfig(&self) -> PathBuf {
         self.directory.path().join("kubeconfig")
+    }
+
+    /// Whether it has not ended.
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
     }
 
     pub fn pid(&self) -> u32 {

@@ -10,7 +10,6 @@ mod dns;
 mod dns_alone;
 mod kube_rs;
 mod process;
-mod proxy;
 mod security;
 mod slow_clients;
 mod snapshot;

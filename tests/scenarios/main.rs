@@ -10,6 +10,7 @@ mod dns;
 mod dns_alone;
 mod kube_rs;
 mod process;
+mod proxy;
 mod security;
 mod slow_clients;
 mod snapshot;

@@ -50,6 +50,11 @@ impl Roadstead {
         Self::start("apiserver --ephemeral --listen 127.0.0.1:0")
     }
 
+    /// Starts only the API server, on another address than loopback.
+    pub fn apiserver_at(address: &str) -> Self {
+        Self::start(&format!("apiserver --ephemeral --listen {address}"))
+    }
+
     /// Starts only the API server, with more flags.
     pub fn apiserver_with(flags: &str) -> Self {
         Self::start(&format!("apiserver --ephemeral --listen 127.0.0.1:0 {flags}"))

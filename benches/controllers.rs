@@ -29,6 +29,10 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+/// What the binary uses, too.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 const PODS: Collection = Collection::of::<Backend>();
 const ALL: [Part; 3] = [Part::Slices, Part::Endpoints, Part::Mirror];
 const CONCURRENCY: usize = 32;

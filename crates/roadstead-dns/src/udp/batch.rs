@@ -20,7 +20,7 @@ use std::ptr;
 /// How many datagrams are taken at a time.
 pub const SLOTS: usize = 64;
 /// How many slots are offered at least.
-const FEWEST: usize = 8;
+const FEWEST: usize = 16;
 /// Longer queries are cut off, and so malformed. Not a power of two, because then the buffers would
 /// all compete for the same few lines of the processor's cache.
 const QUERY: usize = 2048 + 64;
@@ -208,10 +208,7 @@ impl Batch {
             origin.forget_interface();
             self.received[slot] = usize::try_from(message.msg_len).unwrap_or(0).min(QUERY);
         }
-        self.width = match received == self.width {
-            true => (self.width * 2).min(SLOTS),
-            false => (self.width / 2).max(FEWEST),
-        };
+        self.width = (received * 2).clamp(FEWEST, SLOTS);
         Ok(received)
     }
 

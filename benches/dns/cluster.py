@@ -83,7 +83,10 @@ def freshness(port, changes):
     watchers["/api/v1/services"].event("ADDED", FRESH)
     slices = watchers["/apis/discovery.k8s.io/v1/endpointslices"]
     slices.event("ADDED", fresh_slice(0))
+    patience = time.perf_counter() + 10
     while shown() != 0:
+        if time.perf_counter() > patience:
+            return {"error": "the Service never appeared"}
         time.sleep(0.01)
     times, old, stale = [], [], 0
     for number in range(1, changes + 1):
@@ -96,6 +99,8 @@ def freshness(port, changes):
                 break
             last = asked
             stale += seen < number - 1
+            if asked - began > 5:
+                return {"error": f"change {number} never showed"}
         times.append(time.perf_counter() - began)
         old.append(last - began)
         stale += shown() != number
@@ -144,6 +149,11 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(200, {})
         if url.path == "/freshness":
             return self.answer(200, freshness(int(query["port"][0]), int(query["changes"][0])))
+        if url.path == "/version":
+            return self.answer(200, {"major": "1", "minor": "37", "gitVersion": "v1.37.0"})
+        if url.path == "/apis/discovery.k8s.io/v1":
+            kind = {"name": "endpointslices", "kind": "EndpointSlice", "namespaced": True, "verbs": ["list", "watch"]}
+            return self.answer(200, {"kind": "APIResourceList", "groupVersion": "discovery.k8s.io/v1", "resources": [kind]})
         if url.path not in KINDS:
             return self.answer(404, {"kind": "Status", "code": 404, "status": "Failure"})
         count, make = KINDS[url.path]

@@ -66,10 +66,17 @@ pub struct Endpoint {
     pub state: State,
     /// The node it runs on, if known.
     pub node: Option<Arc<str>>,
-    /// The zones that should use it, if hinted.
-    pub zones: Arc<[String]>,
-    /// The nodes that should use it, if hinted.
-    pub nodes: Arc<[String]>,
+    /// Who should use it, if hinted; most endpoints have none.
+    pub hints: Option<Arc<Hints>>,
+}
+
+/// Who should use an endpoint.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hints {
+    /// The zones that should.
+    pub zones: Vec<String>,
+    /// The nodes that should.
+    pub nodes: Vec<String>,
 }
 
 impl Endpoint {
@@ -132,17 +139,18 @@ enum Hint {
 
 impl Hint {
     fn allows(self, node: &NodeView, endpoint: &Endpoint) -> bool {
+        let Some(hints) = &endpoint.hints else { return false };
         match self {
-            Hint::Node => endpoint.nodes.contains(&node.name),
-            Hint::Zone => node.zone.as_ref().is_some_and(|zone| endpoint.zones.contains(zone)),
+            Hint::Node => hints.nodes.contains(&node.name),
+            Hint::Zone => node.zone.as_ref().is_some_and(|zone| hints.zones.contains(zone)),
         }
     }
 
     fn present(self, endpoint: &Endpoint) -> bool {
-        match self {
-            Hint::Node => !endpoint.nodes.is_empty(),
-            Hint::Zone => !endpoint.zones.is_empty(),
-        }
+        endpoint.hints.as_ref().is_some_and(|hints| match self {
+            Hint::Node => !hints.nodes.is_empty(),
+            Hint::Zone => !hints.zones.is_empty(),
+        })
     }
 }
 
@@ -181,8 +189,10 @@ pub(crate) mod tests {
             port: 80,
             state,
             node: (node != "-").then(|| node.into()),
-            zones: of("zone").collect(),
-            nodes: of("node").collect(),
+            hints: Some(Arc::new(Hints {
+                zones: of("zone").collect(),
+                nodes: of("node").collect(),
+            })),
         }
     }
 

@@ -18,7 +18,7 @@ use crate::surroundings::Surroundings;
 pub struct ForwardingTable {
     family: IpFamily,
     surroundings: Surroundings,
-    ports: BTreeMap<Arc<ServicePortName>, ServicePort>,
+    ports: BTreeMap<Arc<ServicePortName>, Arc<ServicePort>>,
     /// Who claims each frontend, in order; the first one has it.
     claims: BTreeMap<Frontend, Vec<Arc<ServicePortName>>>,
     target_count: usize,
@@ -79,9 +79,9 @@ impl ForwardingTable {
             }
         }
         for (name, port) in wanted {
-            if self.ports.get(&name) != Some(&port) {
+            if self.get(&name) != Some(&port) {
                 self.release(&name, &mut changed);
-                self.claim(name, port, &mut changed);
+                self.claim(name, Arc::new(port), &mut changed);
             }
         }
         changed
@@ -89,6 +89,11 @@ impl ForwardingTable {
 
     /// A service port, if it exists.
     pub fn get(&self, name: &ServicePortName) -> Option<&ServicePort> {
+        self.shared(name).map(Arc::as_ref)
+    }
+
+    /// The same, for whoever keeps it.
+    pub fn shared(&self, name: &ServicePortName) -> Option<&Arc<ServicePort>> {
         self.ports.get(name)
     }
 
@@ -98,14 +103,14 @@ impl ForwardingTable {
         service: &ObjectKey,
     ) -> impl Iterator<Item = (Arc<ServicePortName>, &ServicePort)> {
         self.names_of(service).into_iter().filter_map(|name| {
-            let port = self.ports.get(&name)?;
+            let port = self.get(&name)?;
             Some((name, port))
         })
     }
 
     /// All service ports.
     pub fn iter(&self) -> impl Iterator<Item = (&Arc<ServicePortName>, &ServicePort)> {
-        self.ports.iter()
+        self.ports.iter().map(|(name, port)| (name, port.as_ref()))
     }
 
     /// The frontends that a service port really has, in order: those that no earlier name claims.
@@ -251,7 +256,7 @@ impl ForwardingTable {
     fn claim(
         &mut self,
         name: Arc<ServicePortName>,
-        port: ServicePort,
+        port: Arc<ServicePort>,
         changed: &mut BTreeSet<Arc<ServicePortName>>,
     ) {
         for frontend in distinct_frontends(&name, &port) {

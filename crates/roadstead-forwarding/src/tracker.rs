@@ -4,7 +4,7 @@
 //! work per observed object depends on that object and its Service, never on how many there are.
 //! Which endpoints of a Service may be used is `select`'s business.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use k8s_openapi::api::discovery::v1::{self as discovery, EndpointSlice};
 use roadstead_api::key::ObjectKey;
 
 use crate::announce::Announced;
-use crate::select::{Endpoint, NodeView, State, TrafficPolicy, select};
+use crate::select::{Endpoint, Hints, NodeView, State, TrafficPolicy, select};
 use crate::service::{IpFamily, Place, Protocol, ServicePort, ServicePortName, Target};
 
 /// A Service with this label belongs to another proxy.
@@ -32,9 +32,10 @@ pub struct Tracker {
     node: NodeView,
     services: BTreeMap<ObjectKey, ServiceView>,
     /// By Service, then by name of the slice.
-    slices: BTreeMap<ObjectKey, BTreeMap<String, SliceView>>,
-    /// The Service that each slice was last seen with.
-    owners: HashMap<ObjectKey, ObjectKey>,
+    slices: BTreeMap<ObjectKey, BTreeMap<Box<str>, Box<SliceView>>>,
+    /// The name of the Service that each slice was last seen with.
+    owners: HashMap<ObjectKey, Box<str>>,
+    nodes: NodeNames,
     dirty: BTreeSet<ObjectKey>,
 }
 
@@ -68,24 +69,25 @@ impl Tracker {
     pub fn observe_slice(&mut self, slice: &EndpointSlice) {
         let key = key_of(slice.metadata.namespace.as_deref(), slice.metadata.name.as_deref());
         let Some(service) = service_of(slice) else { return self.remove_slice(&key) };
-        let service = ObjectKey::new(&*key.namespace, service);
-        if self.owners.get(&key).is_some_and(|owner| *owner != service) {
+        if self.owners.get(&key).is_some_and(|owner| **owner != *service) {
             self.remove_slice(&key);
         }
-        let view = SliceView::read(slice);
+        let service = ObjectKey::new(&*key.namespace, service);
+        let view = Box::new(SliceView::read(slice, &mut self.nodes));
         let slices = self.slices.entry(service.clone()).or_default();
-        if slices.get(&key.name) != Some(&view) {
-            slices.insert(key.name.clone(), view);
-            self.owners.insert(key, service.clone());
+        if slices.get(&*key.name) != Some(&view) {
+            slices.insert(key.name.as_str().into(), view);
+            self.owners.insert(key, service.name.as_str().into());
             self.dirty.insert(service);
         }
     }
 
     /// Takes in that an EndpointSlice is gone.
     pub fn remove_slice(&mut self, key: &ObjectKey) {
-        let Some(service) = self.owners.remove(key) else { return };
+        let Some(owner) = self.owners.remove(key) else { return };
+        let service = ObjectKey::new(&*key.namespace, owner);
         if let Some(slices) = self.slices.get_mut(&service) {
-            slices.remove(&key.name);
+            slices.remove(&*key.name);
             if slices.is_empty() {
                 self.slices.remove(&service);
             }
@@ -114,7 +116,7 @@ impl Tracker {
     ) -> Vec<(ServicePortName, ServicePort)> {
         let Some(service) = self.services.get(key) else { return Vec::new() };
         let ours = |addresses: &[IpAddr]| -> Vec<IpAddr> {
-            addresses.iter().filter(|a| IpFamily::of(**a) == family).copied().collect()
+            exact(addresses.iter().filter(|a| IpFamily::of(**a) == family).copied())
         };
         let cluster_ips = ours(&service.cluster_ips);
         if cluster_ips.is_empty() {
@@ -291,7 +293,7 @@ impl ServiceView {
             cluster_ips,
             external_ips: addresses(spec.external_ips.iter().flatten()),
             load_balancer_ips: addresses(vips.filter_map(|i| i.ip.as_ref())),
-            ports: ports.collect(),
+            ports: exact(ports),
             internal: policy(spec.internal_traffic_policy.as_deref()),
             external,
             source_ranges: source_ranges(spec.load_balancer_source_ranges.iter().flatten()),
@@ -303,10 +305,40 @@ impl ServiceView {
 
 /// Those texts that are addresses, in order, each once.
 fn addresses<'a>(texts: impl Iterator<Item = &'a String>) -> Vec<IpAddr> {
-    let mut addresses: Vec<IpAddr> = texts.filter_map(|text| text.parse().ok()).collect();
+    let mut addresses: Vec<IpAddr> = exact(texts.filter_map(|text| text.parse().ok()));
     addresses.sort_unstable();
     addresses.dedup();
     addresses
+}
+
+/// Collects without room for more: what we keep never grows, and there is much of it.
+fn exact<T>(items: impl Iterator<Item = T>) -> Vec<T> {
+    let mut items: Vec<T> = items.collect();
+    items.shrink_to_fit();
+    items
+}
+
+/// The names of nodes, each kept once however many endpoints run there.
+#[derive(Debug, Default)]
+struct NodeNames {
+    known: HashSet<Arc<str>>,
+    /// So many were in use when last counted.
+    used: usize,
+}
+
+impl NodeNames {
+    fn shared(&mut self, name: &str) -> Arc<str> {
+        if let Some(known) = self.known.get(name) {
+            return known.clone();
+        }
+        if self.known.len() > 2 * self.used + 100 {
+            self.known.retain(|name| Arc::strong_count(name) > 1);
+            self.used = self.known.len();
+        }
+        let name: Arc<str> = name.into();
+        self.known.insert(name.clone());
+        name
+    }
 }
 
 fn policy(text: Option<&str>) -> TrafficPolicy {
@@ -351,13 +383,13 @@ fn port_number(number: i32) -> Option<u16> {
 struct SliceView {
     /// `None` for names instead of addresses, which no proxy can use.
     family: Option<IpFamily>,
-    ports: Vec<PortView>,
+    ports: Box<[PortView]>,
     /// Whether each is terminating, and the rest of it; the port is filled in later.
-    endpoints: Vec<(bool, Endpoint)>,
+    endpoints: Box<[(bool, Endpoint)]>,
 }
 
 impl SliceView {
-    fn read(slice: &EndpointSlice) -> Self {
+    fn read(slice: &EndpointSlice, nodes: &mut NodeNames) -> Self {
         let family = match slice.address_type.as_str() {
             "IPv4" => Some(IpFamily::V4),
             "IPv6" => Some(IpFamily::V6),
@@ -366,13 +398,18 @@ impl SliceView {
         let ports = slice.ports.iter().flatten();
         let ports =
             ports.filter_map(|p| PortView::read(p.name.as_deref(), p.protocol.as_deref(), p.port));
-        let endpoints = slice.endpoints.iter().flatten().filter_map(|e| read_endpoint(e, family?));
+        let endpoints = slice.endpoints.iter().flatten();
+        let endpoints = endpoints.filter_map(|e| read_endpoint(e, family?, nodes));
         Self { family, ports: ports.collect(), endpoints: endpoints.collect() }
     }
 }
 
 /// Only the first address counts: all addresses of an endpoint are the same pod.
-fn read_endpoint(endpoint: &discovery::Endpoint, family: IpFamily) -> Option<(bool, Endpoint)> {
+fn read_endpoint(
+    endpoint: &discovery::Endpoint,
+    family: IpFamily,
+    nodes: &mut NodeNames,
+) -> Option<(bool, Endpoint)> {
     let address: IpAddr = endpoint.addresses.first()?.parse().ok()?;
     if IpFamily::of(address) != family {
         return None;
@@ -380,17 +417,13 @@ fn read_endpoint(endpoint: &discovery::Endpoint, family: IpFamily) -> Option<(bo
     let conditions = endpoint.conditions.clone().unwrap_or_default();
     let state =
         State::from_conditions(conditions.ready, conditions.serving, conditions.terminating);
-    let hints = endpoint.hints.clone().unwrap_or_default();
-    let zones = hints.for_zones.unwrap_or_default().into_iter().map(|hint| hint.name);
-    let nodes = hints.for_nodes.unwrap_or_default().into_iter().map(|hint| hint.name);
-    let endpoint = Endpoint {
-        address,
-        port: 0,
-        state,
-        node: endpoint.node_name.as_deref().map(Arc::from),
-        zones: zones.collect(),
-        nodes: nodes.collect(),
-    };
+    let hints = endpoint.hints.as_ref().map(|hints| {
+        let zones = hints.for_zones.iter().flatten().map(|hint| hint.name.clone());
+        let nodes = hints.for_nodes.iter().flatten().map(|hint| hint.name.clone());
+        Arc::new(Hints { zones: exact(zones), nodes: exact(nodes) })
+    });
+    let node = endpoint.node_name.as_deref().map(|name| nodes.shared(name));
+    let endpoint = Endpoint { address, port: 0, state, node, hints };
     Some((conditions.terminating.unwrap_or(false), endpoint))
 }
 

@@ -41,6 +41,7 @@ use crate::metrics::Metrics;
 use crate::news::{Triggers, Unserved, announce};
 use crate::plane::{CommitError, Mode, Plane};
 use crate::retry::Retry;
+use crate::watched::watched;
 
 /// So many changes at most go into one commit, so that none waits for an endless burst.
 const BURST: usize = 10_000;
@@ -159,8 +160,8 @@ pub async fn run(
     // Services of other proxies and headless ones never reach us.
     let services = Selection::all().labels("!service.kubernetes.io/service-proxy-name");
     let slices = Selection::all().labels("!service.kubernetes.io/headless");
-    let mut services = informer::<Service>(Api::all(client.clone()), services);
-    let mut slices = informer::<EndpointSlice>(Api::all(client), slices);
+    let mut services = watched::<Service>(Api::all(client.clone()), services);
+    let mut slices = watched::<EndpointSlice>(Api::all(client), slices);
     let mut retry = Retry::default();
     let mut checks = time::interval(agent.check_period());
     checks.set_missed_tick_behavior(time::MissedTickBehavior::Delay);

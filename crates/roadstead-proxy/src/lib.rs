@@ -25,3 +25,4 @@ pub mod nft;
 pub mod plane;
 mod retry;
 pub mod sysctl;
+mod watched;

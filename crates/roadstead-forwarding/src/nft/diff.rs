@@ -37,7 +37,8 @@ pub struct Layout {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Installed {
     frontends: Vec<(Frontend, FrontendKind)>,
-    port: Option<ServicePort>,
+    /// The table's own, unless slots are in another order.
+    port: Option<Arc<ServicePort>>,
 }
 
 impl Layout {
@@ -63,9 +64,9 @@ impl Layout {
     ) -> Self {
         let mut layout = Self::new(table);
         layout.classes.extend(classes);
-        for (name, port) in table.iter() {
+        for (name, _) in table.iter() {
             let found = Installed::found(table, name, kernel);
-            let now = found.next(Some(port), table.frontends_of(name));
+            let now = found.next(table.shared(name), table.frontends_of(name));
             // What was found is only a preference: nothing of it counts as installed.
             let nothing = Installed::default();
             layout.install(name.clone(), nothing, now, &mut Transaction::default());
@@ -85,7 +86,7 @@ impl Layout {
         let mut released = Vec::new();
         for name in changed {
             let before = self.ports.remove(&name).unwrap_or_default();
-            let now = before.next(table.get(&name), table.frontends_of(&name));
+            let now = before.next(table.shared(&name), table.frontends_of(&name));
             released.extend(self.install(name, before, now, &mut transaction));
         }
         // Released last, so that an element which changes hands never leaves.
@@ -201,13 +202,22 @@ fn revive(
 }
 
 impl Installed {
-    fn next(&self, port: Option<&ServicePort>, frontends: Vec<(Frontend, FrontendKind)>) -> Self {
+    fn next(
+        &self,
+        port: Option<&Arc<ServicePort>>,
+        mut frontends: Vec<(Frontend, FrontendKind)>,
+    ) -> Self {
         let Some(port) = port.filter(|_| !frontends.is_empty()) else { return Self::default() };
+        frontends.shrink_to_fit();
         let mut port = port.clone();
         // Only slots need to stay in place; where there are none, the order is the table's.
         if let Some(before) = self.port.as_ref().filter(|_| port.affinity.is_none()) {
-            port.cluster = assign_slots(&before.cluster, &port.cluster);
-            port.local = assign_slots(&before.local, &port.local);
+            let cluster = assign_slots(&before.cluster, &port.cluster);
+            let local = assign_slots(&before.local, &port.local);
+            if cluster != port.cluster || local != port.local {
+                let port = Arc::make_mut(&mut port);
+                (port.cluster, port.local) = (cluster, local);
+            }
         }
         Self { frontends, port: Some(port) }
     }
@@ -241,11 +251,11 @@ impl Installed {
         };
         port.cluster = order(cluster.map(|f| Key::Endpoint(f, 0)), &port.cluster);
         port.local = order(local, &port.local);
-        Self { frontends, port: Some(port) }
+        Self { frontends, port: Some(Arc::new(port)) }
     }
 
     fn needs(&self, name: &Arc<ServicePortName>, surroundings: &Surroundings) -> Needs {
-        let port = self.port.as_ref();
+        let port = self.port.as_deref();
         let needs = |port| Needs::of(name, &self.frontends, port, surroundings);
         port.map(needs).unwrap_or_default()
     }

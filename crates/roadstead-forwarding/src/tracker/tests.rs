@@ -333,3 +333,14 @@ fn only_what_changed_is_dirty() {
         assert_eq!(dirty.join(" "), want, "{name}");
     }
 }
+
+#[test]
+fn names_of_nodes_are_kept_once_and_not_for_ever() {
+    let mut nodes = NodeNames::default();
+    let here = nodes.shared("here");
+    for n in 0..1000 {
+        nodes.shared(&format!("gone-{n}"));
+    }
+    assert!(nodes.known.len() < 110, "{} names are kept", nodes.known.len());
+    assert!(Arc::ptr_eq(&here, &nodes.shared("here")));
+}

@@ -127,6 +127,9 @@ pub(super) fn fixed_chains(around: &Surroundings, family: IpFamily) -> BTreeMap<
     let checks = |chains: &[ChainName]| chains.iter().map(check).collect::<Vec<_>>();
     let plain = |name, rules| (name, Chain { base: None, rules });
     let firewall = || checks(&[FIREWALL_CHECK]);
+    // What has been forwarded is served; that spares every packet the checks. It ends our chain
+    // only: the rules of others still see the packet.
+    let known = || vec![vec![Statement::IsTranslated, Statement::Accept]];
     let (pre, pre_nat) = ("filter-prerouting-pre-dnat", "filter-output-pre-dnat");
     let input = [SERVICE_ENDPOINTS_CHECK, NODE_PORT_ENDPOINTS_CHECK];
     let forward = [SERVICE_ENDPOINTS_CHECK, CLUSTER_IPS_CHECK];
@@ -135,7 +138,7 @@ pub(super) fn fixed_chains(around: &Surroundings, family: IpFamily) -> BTreeMap<
         base(pre, filter, Hook::Prerouting, BEFORE_NAT, firewall()),
         base(pre_nat, filter, Hook::Output, BEFORE_NAT, firewall()),
         base("filter-input", filter, Hook::Input, 0, checks(&input)),
-        base("filter-forward", filter, Hook::Forward, 0, checks(&forward)),
+        base("filter-forward", filter, Hook::Forward, 0, [known(), checks(&forward)].concat()),
         base("filter-output", filter, Hook::Output, 0, checks(&output)),
         base("nat-prerouting", nat, Hook::Prerouting, DESTINATION_NAT, jump(SERVICES)),
         base("nat-output", nat, Hook::Output, DESTINATION_NAT, jump(SERVICES)),

@@ -23,7 +23,7 @@ figures: ## Start-up time, memory and size of a release build.
 bench: ## The speed of API server, controllers and proxy at several sizes; of DNS beside others.
 	@cargo bench -p roadstead --bench apiserver
 	@cargo bench -p roadstead-controllers --bench controllers
-	@cargo bench -p roadstead --bench proxy
+	@cargo bench -p roadstead-proxy --bench proxy
 	@benches/dns/run
 
 clients: ## Other people's clients against our API server.

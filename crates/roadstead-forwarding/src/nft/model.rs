@@ -50,6 +50,13 @@ impl Transaction {
         self.operations() == 0
     }
 
+    /// Puts everything that is added into the order of its names, in which programs have it.
+    pub fn sort(&mut self) {
+        self.add_sets.sort_unstable();
+        self.add_chains.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        self.add.sort_unstable_by_key(|(key, _)| *key);
+    }
+
     /// How many operations the kernel has to carry out.
     pub fn operations(&self) -> usize {
         self.add_sets.len()

@@ -94,7 +94,9 @@ impl NftPlane {
         }
         let mut layout = Layout::new(table);
         let fixed = layout.program();
-        let services = layout.update(table, table.iter().map(|(name, _)| name.clone()));
+        let mut services = layout.update(table, table.iter().map(|(name, _)| name.clone()));
+        // Lists of the kernel keep the order in which they were written.
+        services.sort();
         let operations = services.operations();
         let batch = encode::replacement(&fixed, &services);
         // The kernel makes its own copy; two of ours at that time would be one too many.

@@ -35,6 +35,10 @@ fn main() -> ExitCode {
         return ExitCode::from(u8::try_from(code).unwrap_or(1));
     }
     let cli = cli::Cli::parse();
+    // Free memory is returned even when nothing else happens.
+    if let Err(error) = tikv_jemalloc_ctl::background_thread::write(true) {
+        eprintln!("roadstead: memory is returned late: {error}");
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = match runtime {
         Ok(runtime) => runtime,

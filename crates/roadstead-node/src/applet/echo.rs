@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 const DEFAULT_PORT: u16 = 8080;
-const SMALL_STACK: usize = 128 * 1024;
+const SMALL_STACK: usize = 256 * 1024;
 const MOST_CONNECTIONS: usize = 1000;
 const IDLE: Duration = Duration::from_secs(75);
 const LONGEST_LINE: u64 = 8 * 1024;

@@ -20,8 +20,8 @@ use super::{
 };
 use std::os::fd::AsFd;
 
-/// Enough for a thread that copies a pipe.
-const SMALL_STACK: usize = 64 * 1024;
+/// Enough for a thread that copies a pipe, and for what the allocator keeps for each thread.
+const SMALL_STACK: usize = 256 * 1024;
 
 /// Runs a container to its end; returns its exit code.
 pub(crate) fn main(recipe: &Path) -> i32 {

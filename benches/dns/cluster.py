@@ -67,6 +67,15 @@ FRESH = {"apiVersion": "v1", "kind": "Service",
 QUERY = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x05fresh\x04ns-0\x03svc\x07cluster\x05local\0\0\x01\0\x01"
 
 
+def tell(path, kind, thing):
+    """All who watch are told, CoreDNS beside us, too; those who are gone no longer."""
+    for watcher in list(watchers.get(path, [])):
+        try:
+            watcher.event(kind, thing)
+        except OSError:
+            watchers[path].remove(watcher)
+
+
 def freshness(port, changes):
     """One change after the other; the time of each is that from its event to the first answer in
     hand without the old address. An answer that goes back to an old one afterwards is stale."""
@@ -80,9 +89,9 @@ def freshness(port, changes):
         found = [reply[at + 12:at + 16] for at in range(len(QUERY), len(reply) - 15, 16)]
         return max([a[2] * 250 + a[3] - 1 for a in found if a[:2] == b"\x0a\xc8" and a[2] < 80], default=-1)
 
-    watchers["/api/v1/services"].event("ADDED", FRESH)
-    slices = watchers["/apis/discovery.k8s.io/v1/endpointslices"]
-    slices.event("ADDED", fresh_slice(0))
+    tell("/api/v1/services", "ADDED", FRESH)
+    slices = "/apis/discovery.k8s.io/v1/endpointslices"
+    tell(slices, "ADDED", fresh_slice(0))
     patience = time.perf_counter() + 10
     while shown() != 0:
         if time.perf_counter() > patience:
@@ -90,7 +99,7 @@ def freshness(port, changes):
         time.sleep(0.01)
     times, old, stale = [], [], 0
     for number in range(1, changes + 1):
-        slices.event("MODIFIED", fresh_slice(number))
+        tell(slices, "MODIFIED", fresh_slice(number))
         began = time.perf_counter()
         last = began
         while True:
@@ -172,7 +181,7 @@ class Handler(BaseHTTPRequestHandler):
             kind = make(0)
             self.event("BOOKMARK", {"apiVersion": kind["apiVersion"], "kind": kind["kind"],
                                     "metadata": {"resourceVersion": "999999", "annotations": done}})
-        watchers[url.path] = self
+        watchers.setdefault(url.path, []).append(self)
         with broken:
             broken.wait_for(lambda: round_number != now)
         gone = {"kind": "Status", "status": "Failure", "code": 410, "reason": "Expired", "message": "too old"}

@@ -6,6 +6,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use roadstead_proxy::agent::{Agent, Config};
@@ -57,6 +58,23 @@ fn set(agent: &mut Agent, addresses: &[String]) {
     });
     agent.observe_slice(&Change::Set(Arc::new(serde_json::from_value(slice).unwrap())));
     agent.commit().unwrap();
+}
+
+/// Clients outside and in a pod that call the Service until told to stop, and count their calls.
+fn callers<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    stop: &'scope AtomicBool,
+) -> [ScopedJoinHandle<'scope, usize>; 2] {
+    ["outside", "pod-2"].map(|place| {
+        scope.spawn(move || {
+            let mut calls = 0;
+            while !stop.load(Ordering::Relaxed) {
+                inside(place, || call("TCP", vip(80))).unwrap();
+                calls += 1;
+            }
+            calls
+        })
+    })
 }
 
 /// A client of UDP keeps its port, so the kernel keeps its flow; it must be moved when its target
@@ -115,17 +133,7 @@ fn no_request_is_lost() {
             (0..OPEN).map(|_| inside("outside", || TcpStream::connect(vip(81)).unwrap())).collect();
         let stop = &AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let client = |place: &'static str| {
-                scope.spawn(move || {
-                    let mut calls = 0;
-                    while !stop.load(Ordering::Relaxed) {
-                        inside(place, || call("TCP", vip(80))).unwrap();
-                        calls += 1;
-                    }
-                    calls
-                })
-            };
-            let clients = ["outside", "pod-2"].map(client);
+            let clients = callers(scope, stop);
             for change in 0..changes {
                 // Never the same two in a row, never none.
                 let gone = change % 4;
@@ -164,17 +172,7 @@ fn a_change_of_mode_breaks_nothing() {
         let mut open = Vec::new();
         let stop = &AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let client = |place: &'static str| {
-                scope.spawn(move || {
-                    let mut calls = 0;
-                    while !stop.load(Ordering::Relaxed) {
-                        inside(place, || call("TCP", vip(80))).unwrap();
-                        calls += 1;
-                    }
-                    calls
-                })
-            };
-            let clients = ["outside", "pod-2"].map(client);
+            let clients = callers(scope, stop);
             for mode in [Mode::Iptables, Mode::Nftables, Mode::Iptables, Mode::Nftables] {
                 let connect = || TcpStream::connect(vip(81)).unwrap();
                 open.extend((0..OPEN / 4).map(|_| inside("outside", connect)));

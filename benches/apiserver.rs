@@ -4,9 +4,9 @@
 //! and measures it. `ROADSTEAD_BENCH_SIZES` says around which numbers of objects (default
 //! 1000,10000,100000), so that growth shows. `ROADSTEAD_BENCH_PEER` names the kubeconfig of another
 //! server on this machine, a kube-apiserver with etcd for example, and `ROADSTEAD_BENCH_PEER_PIDS`
-//! the ids of its processes, separated by commas: it is measured first, in the same way and around
-//! the first size, and our rows end with how many times as fast we are (for memory: what part of
-//! the peer's we need).
+//! the ids of its processes, separated by commas: before each of our sizes it is measured in the
+//! same way, around the first size, and our rows end with how many times as fast we are (for
+//! memory: what part of the peer's we need). Whichever server is not measured is stopped meanwhile.
 //!
 //! The load comes from sixteen connections that each wait for an answer before they ask again.
 //! They speak plain HTTP/1.1 and do not look into the answers, so that the server is what is
@@ -56,16 +56,44 @@ fn main() {
     let pids = variable("ROADSTEAD_BENCH_PEER_PIDS").unwrap_or_default();
     let pids: Vec<_> = pids.split(',').filter(|pid| !pid.is_empty()).map(Into::into).collect();
     runtime.block_on(async {
-        let mut peer = Figures::new();
-        if let Some(kubeconfig) = variable("ROADSTEAD_BENCH_PEER") {
-            let mut bench = Bench::of("peer", Path::new(&kubeconfig), pids, peer).await;
-            bench.run(&sizes[..1]).await;
-            peer = bench.figures;
-        }
+        let mut peer = match variable("ROADSTEAD_BENCH_PEER") {
+            Some(kubeconfig) => Some(Bench::of("peer", Path::new(&kubeconfig), pids).await),
+            None => None,
+        };
         let (server, kubeconfig) = Server::start();
         let pids = vec![server.process.id().to_string()];
-        Bench::of("roadstead", &kubeconfig, pids, peer).await.run(&sizes).await;
+        let mut ours = Bench::of("roadstead", &kubeconfig, pids).await;
+        let mut filled = false;
+        for &size in &sizes {
+            let fill = size > FILLED && !filled;
+            if let Some(peer) = &mut peer {
+                signal(&ours.pids, "-STOP");
+                if fill {
+                    peer.fill().await;
+                }
+                peer.around(sizes[0]).await;
+                signal(&peer.pids, "-STOP");
+                signal(&ours.pids, "-CONT");
+                ours.peer.clone_from(&peer.figures);
+            }
+            if fill {
+                ours.fill().await;
+                filled = true;
+            }
+            ours.around(size).await;
+            if let Some(peer) = &peer {
+                signal(&peer.pids, "-CONT");
+                tokio::time::sleep(CALM).await;
+            }
+        }
     });
+}
+
+/// Stops processes, or lets them go on; what they have written is on disk then.
+fn signal(pids: &[String], signal: &str) {
+    let sent = Command::new("kill").arg(signal).args(pids).status();
+    assert!(sent.is_ok_and(|status| status.success()), "kill {signal} {pids:?}");
+    let _ = Command::new("sync").status();
 }
 
 /// Our own server, until this is dropped.
@@ -182,6 +210,7 @@ type Figures = BTreeMap<String, f64>;
 
 /// One server under load.
 struct Bench {
+    name: &'static str,
     client: Client,
     connections: Vec<Connection>,
     /// The processes of the server.
@@ -191,46 +220,37 @@ struct Bench {
     peer: Figures,
     /// How many ConfigMaps there are.
     made: u64,
+    /// How many times everything has been measured.
+    passes: u64,
 }
 
 impl Bench {
-    async fn of(name: &str, kubeconfig: &Path, pids: Vec<String>, peer: Figures) -> Self {
+    async fn of(name: &'static str, kubeconfig: &Path, pids: Vec<String>) -> Self {
         let config = config(kubeconfig).await;
         let client = Client::try_from(config.clone()).unwrap();
         let mut connections = Vec::new();
         for _ in 0..CONNECTIONS {
             connections.push(Connection::open(&config).await);
         }
-        println!(
-            "\n{name:<26} {:>8} {:>10} {:>8} {:>8} {:>8} {:>8}",
-            "objects", "per s", "p50 ms", "p99 ms", "cpu µs", "x peer"
-        );
-        Self { client, connections, pids, figures: Figures::new(), peer, made: 0 }
-    }
-
-    async fn run(&mut self, sizes: &[u64]) {
-        let mut filled = false;
-        for &size in sizes {
-            if size > FILLED && !filled {
-                self.fill().await;
-                filled = true;
-            }
-            self.around(size).await;
-        }
-        if !filled {
-            self.fill().await;
-        }
+        let (figures, peer) = (Figures::new(), Figures::new());
+        Self { name, client, connections, pids, figures, peer, made: 0, passes: 0 }
     }
 
     /// Everything that clients do, around a number of objects.
     async fn around(&mut self, size: u64) {
+        println!(
+            "\n{:<26} {:>8} {:>10} {:>8} {:>8} {:>8} {:>8}",
+            self.name, "objects", "per s", "p50 ms", "p99 ms", "cpu µs", "x peer"
+        );
+        self.passes += 1;
+        let pass = self.passes;
         self.grow(size).await;
         let made = self.made;
         let create = move |n| Call::new(Method::POST, MAPS.into()).with(&map(made + n, "x"));
         self.row("create ConfigMap", size, CREATIONS, create).await;
         self.made += CREATIONS;
         let create = move |n| {
-            Call::new(Method::POST, SERVICES.into()).with(&service(&format!("s{size}-{n}")))
+            Call::new(Method::POST, SERVICES.into()).with(&service(&format!("s{pass}-{n}")))
         };
         self.row("create Service", size, SERVICES_MADE, create).await;
         let some = move |n: u64| n * 7919 % size;
@@ -251,7 +271,7 @@ impl Bench {
         };
         self.row("patch (merge)", size, 4_000, patch).await;
         self.fan_out(size).await;
-        let delete = move |n| Call::new(Method::DELETE, format!("{SERVICES}/s{size}-{n}"));
+        let delete = move |n| Call::new(Method::DELETE, format!("{SERVICES}/s{pass}-{n}"));
         self.row("delete Service", size, SERVICES_MADE, delete).await;
         self.memory("memory", size).await;
     }

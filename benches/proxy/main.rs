@@ -52,7 +52,10 @@ fn main() {
         alone("row", &format!("{services}x2"));
     }
     alone("row", "5000x50");
-    alone("packets", "");
+    // On one core, so that no figure depends on where the scheduler puts client and server.
+    let packets =
+        Command::new("taskset").args(["-c", "0"]).arg(own()).env(INSIDE, "packets").status();
+    assert!(packets.is_ok_and(|status| status.success()), "packets failed");
     if env::var_os(peer::KUBE_PROXY).is_some() {
         alone("peer", "");
     }
@@ -67,15 +70,14 @@ fn reenter(sizes: &str) {
             &["--user", "--map-root-user", "--net", "--mount", "--pid", "--fork", "--mount-proc"]
         }
     };
-    let own = env::current_exe().expect("a benchmark knows its path");
-    let status = Command::new("unshare").args(flags).arg(own).arg(sizes).env(INSIDE, "1").status();
+    let status =
+        Command::new("unshare").args(flags).arg(own()).arg(sizes).env(INSIDE, "1").status();
     assert!(status.is_ok_and(|status| status.success()), "the benchmark failed in its namespace");
 }
 
 /// One part, measured in a child so that its memory is its own.
 fn alone(part: &str, argument: &str) {
-    let own = env::current_exe().expect("a benchmark knows its path");
-    let status = Command::new(own).arg(argument).env(INSIDE, part).status();
+    let status = Command::new(own()).arg(argument).env(INSIDE, part).status();
     assert!(status.is_ok_and(|status| status.success()), "{part} {argument} failed");
 }
 
@@ -143,4 +145,8 @@ fn resident(process: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     line.and_then(|text| text.trim().strip_suffix("kB")?.trim().parse().ok()).unwrap_or(0)
+}
+
+fn own() -> std::path::PathBuf {
+    env::current_exe().expect("a benchmark knows its path")
 }

@@ -10,6 +10,7 @@ mod controllers;
 mod culprit;
 mod dns;
 mod machine;
+mod manifests;
 mod proxy;
 mod render;
 mod snapshot;

@@ -21,8 +21,12 @@ pub struct Args {
 
 /// Carries out `roadstead render`.
 pub async fn run(mut args: Args) -> anyhow::Result<()> {
+    let tables = args.source.tables().await?;
+    if tables.iter().all(|table| table.port_count() == 0) {
+        eprintln!("roadstead: no Service has an address to forward: is spec.clusterIP missing?");
+    }
     let mut out = io::stdout().lock();
-    for table in args.source.tables().await? {
+    for table in tables {
         match args.mode {
             Mode::Nftables => write!(out, "{}", nft::compile::compile(&table))?,
             Mode::Iptables => {

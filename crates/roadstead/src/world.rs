@@ -17,7 +17,10 @@ use roadstead_forwarding::service::IpFamily;
 use roadstead_forwarding::surroundings::{DetectLocal, Surroundings};
 use roadstead_forwarding::table::ForwardingTable;
 use roadstead_forwarding::tracker::Tracker;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
+
+use crate::manifests::objects;
 
 /// Where the objects come from, and for which node the proxy decides.
 #[derive(Debug, Parser)]
@@ -103,16 +106,35 @@ impl Source {
             _ => std::fs::read_to_string(path)
                 .with_context(|| format!("cannot read {}", path.display()))?,
         };
-        let (mut services, mut slices) = (Vec::new(), Vec::new());
-        for object in objects(&text)? {
-            match object["kind"].as_str() {
-                Some("Service") => services.push(serde_json::from_value(object)?),
-                Some("EndpointSlice") => slices.push(serde_json::from_value(object)?),
-                _ => {}
-            }
-        }
-        Ok((services, slices))
+        sort_out(objects(&text)?).with_context(|| format!("in {}", path.display()))
     }
+}
+
+/// The objects that forwarding depends on, if there are any.
+fn sort_out(objects: Vec<Value>) -> anyhow::Result<(Vec<Service>, Vec<EndpointSlice>)> {
+    let (mut services, mut slices) = (Vec::new(), Vec::new());
+    let mut others = BTreeSet::new();
+    for object in objects {
+        match object["kind"].as_str() {
+            Some("Service") => services.push(read(object)?),
+            Some("EndpointSlice") => slices.push(read(object)?),
+            kind => drop(others.insert(kind.unwrap_or("objects without a kind").to_owned())),
+        }
+    }
+    if services.is_empty() {
+        let others = others.into_iter().chain((!slices.is_empty()).then(|| "EndpointSlice".into()));
+        match others.collect::<Vec<_>>().join(", ") {
+            found if found.is_empty() => bail!("there is no Service, and nothing else"),
+            found => bail!("there is no Service, only: {found}"),
+        }
+    }
+    Ok((services, slices))
+}
+
+fn read<K: DeserializeOwned>(object: Value) -> anyhow::Result<K> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let name = format!("{} {}", text(&object["kind"]), text(&object["metadata"]["name"]));
+    serde_json::from_value(object).with_context(|| format!("{name} makes no sense"))
 }
 
 async fn from_server(client: Client) -> anyhow::Result<(Vec<Service>, Vec<EndpointSlice>)> {
@@ -131,39 +153,34 @@ pub async fn client(path: &PathBuf) -> anyhow::Result<Client> {
     Ok(Client::try_from(config)?)
 }
 
-/// All objects of a text of several documents, with those in lists; each has a namespace.
-fn objects(text: &str) -> anyhow::Result<Vec<Value>> {
-    let mut found = Vec::new();
-    for document in text.split("\n---") {
-        let value: Value = serde_saphyr::from_str(document).context("neither YAML nor JSON")?;
-        match value["items"].as_array() {
-            Some(items) => found.extend(items.iter().cloned()),
-            None => found.push(value),
-        }
-    }
-    for object in found.iter_mut().filter(|object| object.is_object()) {
-        if object["metadata"]["namespace"].is_null() {
-            object["metadata"]["namespace"] = "default".into();
-        }
-    }
-    Ok(found)
-}
-
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
-    fn documents_and_lists() {
+    fn what_is_no_service_is_said() {
+        let service = json!({"kind": "Service", "metadata": {"name": "a"}});
+        let slice = json!({"kind": "EndpointSlice", "addressType": "IPv4", "endpoints": []});
         let cases = [
-            ("one", "kind: Service\nmetadata: {name: a}", 1),
-            ("two", "---\nkind: Service\n---\nkind: Service\nmetadata: {namespace: x}\n", 2),
-            ("a list", "{\"kind\": \"List\", \"items\": [{\"kind\": \"Service\"}]}", 1),
+            ("both", vec![service.clone(), slice.clone()], ""),
+            ("nothing", vec![], "there is no Service, and nothing else"),
+            ("only a slice", vec![slice], "there is no Service, only: EndpointSlice"),
+            (
+                "other things",
+                vec![json!({"kind": "Pod"}), json!({"kind": "Pod"}), json!("x")],
+                "there is no Service, only: Pod, objects without a kind",
+            ),
+            (
+                "a strange Service",
+                vec![json!({"kind": "Service", "metadata": {"name": "a"}, "spec": 7})],
+                "Service a makes no sense",
+            ),
         ];
-        for (name, text, want) in cases {
-            let got = objects(text).unwrap();
-            assert_eq!(got.len(), want, "{name}: {got:?}");
+        for (name, objects, want) in cases {
+            let said = sort_out(objects).map_or_else(|error| error.to_string(), |_| String::new());
+            assert_eq!(said, want, "{name}");
         }
-        assert!(objects("{ no").is_err());
     }
 }

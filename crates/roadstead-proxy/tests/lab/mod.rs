@@ -3,7 +3,7 @@
 
 #![allow(dead_code, reason = "each test uses its own part of it")]
 
-use std::io::{self, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread;
 use std::time::Duration;
@@ -36,7 +36,8 @@ pub fn serve(name: &str) {
     thread::spawn(move || {
         for connection in tcp.incoming().flatten() {
             let peer = connection.peer_addr().map(|peer| peer.ip().to_canonical());
-            let _ = peer.and_then(|peer| write!(&connection, "{own} {peer}"));
+            let _ = peer.and_then(|peer| writeln!(&connection, "{own} {peer}"));
+            wait_for_end(&connection);
         }
     });
     let own = name.to_owned();
@@ -47,14 +48,21 @@ pub fn serve(name: &str) {
     });
 }
 
+/// Whoever closes first remembers the connection for a minute. If that were the pod, it would take
+/// another client that the node gives the same port for the old one, and not answer.
+fn wait_for_end(mut connection: &TcpStream) {
+    let _ = connection.set_read_timeout(Some(TIMEOUT));
+    let _ = connection.read(&mut [0]);
+}
+
 /// Connects once; returns who answered and whom they saw.
 pub fn call(protocol: &str, frontend: SocketAddr) -> io::Result<(String, IpAddr)> {
     let patience = TIMEOUT;
     let mut answer = String::new();
     if protocol == "TCP" {
-        let mut connection = TcpStream::connect_timeout(&frontend, patience)?;
+        let connection = TcpStream::connect_timeout(&frontend, patience)?;
         connection.set_read_timeout(Some(patience))?;
-        connection.read_to_string(&mut answer)?;
+        BufReader::new(connection).read_line(&mut answer)?;
     } else {
         let any = if frontend.is_ipv4() { "0.0.0.0" } else { "::" };
         let socket = UdpSocket::bind((any, 0))?;
@@ -65,6 +73,6 @@ pub fn call(protocol: &str, frontend: SocketAddr) -> io::Result<(String, IpAddr)
         let length = socket.recv(&mut buffer)?;
         answer = String::from_utf8_lossy(&buffer[..length]).into_owned();
     }
-    let (name, peer) = answer.split_once(' ').ok_or(io::ErrorKind::InvalidData)?;
+    let (name, peer) = answer.trim_end().split_once(' ').ok_or(io::ErrorKind::InvalidData)?;
     Ok((name.to_owned(), peer.parse().map_err(|_| io::ErrorKind::InvalidData)?))
 }

@@ -8,18 +8,19 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kube::Client;
+use k8s_openapi::api::core::v1::Service;
+use kube::{Api, Client};
 use roadstead_forwarding::surroundings::{DetectLocal, Surroundings};
 use roadstead_watch::events::{self, About, Happening, Severity};
 use roadstead_watch::status::{Page, serve};
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::agent::{self, Config, ProxyError};
 use crate::configuration::{Configuration, DetectLocalMode};
-use crate::health::{Health, serve_checks};
+use crate::health::{Complaint, Health, serve_checks};
 use crate::lease::Publisher;
 use crate::metrics::{Metrics, OfCode};
 use crate::plane::Mode;
@@ -90,7 +91,9 @@ pub async fn run(
     sysctl::apply([("net/ipv4/ip_forward", "1")]);
     sysctl::apply(around.sysctls.iter().map(|(name, value)| (*name, value.as_str())));
     let (health, metrics) = (config.health.clone(), config.metrics.clone());
-    let checks = serve_checks(config.health_checks.subscribe(), health.clone());
+    let (complain, complaints) = mpsc::channel(16);
+    let checks = serve_checks(config.health_checks.subscribe(), health.clone(), complain);
+    let complaints = tell_of_checks(&client, &config.node_name, complaints);
     let programmed = config.programmed.subscribe();
     let publisher = around.publish.map(|pause| Publisher {
         node: config.node_name.clone(),
@@ -124,13 +127,36 @@ pub async fn run(
     let agent = agent::run(client.clone(), config.clone(), stop);
     let outcome = tokio::select! {
         outcome = agent => outcome,
-        () = async { tokio::join!(checks, lease, forwarding, health_pages, metrics_pages); } => Ok(()),
+        () = async { tokio::join!(checks, complaints, lease, forwarding, health_pages, metrics_pages); } => Ok(()),
     };
     if let Some(publisher) = publisher.filter(|publisher| publisher.announces) {
         let programmed = *programmed.borrow();
         publisher.give_up(client, programmed).await;
     }
     outcome
+}
+
+/// Tells of ports that cannot be had, on the Services that want them.
+async fn tell_of_checks(client: &Client, node: &str, mut complaints: mpsc::Receiver<Complaint>) {
+    while let Some(Complaint { service: key, port, error }) = complaints.recv().await {
+        let api: Api<Service> = Api::namespaced(client.clone(), &key.namespace);
+        let Ok(Some(service)) = api.get_metadata_opt(&key.name).await else { continue };
+        let about = About {
+            api_version: "v1".into(),
+            kind: "Service".into(),
+            namespace: key.namespace.to_string(),
+            name: key.name.to_string(),
+            uid: service.metadata.uid.unwrap_or_default(),
+            field: String::new(),
+        };
+        let message =
+            format!("node {node} failed to start healthcheck \"{key}\" on port {port}: {error}");
+        let reason = "FailedToStartServiceHealthcheck".into();
+        let happening = Happening { about, severity: Severity::Warning, reason, message };
+        events::tell_once(client.clone(), "kube-proxy", happening).await;
+    }
+    // Nobody complains any more: whoever waits for all of us must not be told.
+    future::pending().await
 }
 
 /// Says, where people look for it, that another mode runs than was asked for.

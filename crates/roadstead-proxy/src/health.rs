@@ -4,6 +4,7 @@
 //! endpoints of one Service.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::net::{Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -15,7 +16,7 @@ use roadstead_forwarding::tracker::HealthCheck;
 use serde_json::{Map, Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio::time;
 use tracing::{info, warn};
@@ -23,6 +24,8 @@ use tracing::{info, warn};
 /// A change that waits longer than this means that something is wrong.
 const LATE: Duration = Duration::from_secs(60);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long to wait for somebody else to leave a port.
+const PORT_RETRY: Duration = Duration::from_secs(5);
 
 /// What is known about our health.
 #[derive(Debug, Default)]
@@ -34,6 +37,8 @@ pub struct Health {
 struct State {
     /// Since when the oldest change waits to be written, by family.
     waiting: BTreeMap<IpFamily, Option<Instant>>,
+    /// What the kernel does not take, and why, by family.
+    refused: BTreeMap<IpFamily, String>,
     updated: Option<Timestamp>,
     /// The node is going away, so load balancers should leave.
     node_leaves: bool,
@@ -49,7 +54,20 @@ impl Health {
     pub fn note_written(&self, family: IpFamily) {
         let mut state = self.state();
         state.waiting.insert(family, None);
+        state.refused.remove(&family);
         state.updated = Some(Timestamp::now());
+    }
+
+    /// The kernel refused to take a family's rules.
+    pub fn note_refused(&self, family: IpFamily, why: String) {
+        self.state().refused.insert(family, why);
+    }
+
+    /// The kernel has no such family, and we go on without.
+    pub fn leave_out(&self, family: IpFamily) {
+        let mut state = self.state();
+        state.waiting.remove(&family);
+        state.refused.remove(&family);
     }
 
     /// Whether the node is about to leave.
@@ -59,14 +77,13 @@ impl Health {
 
     /// Whether the proxy keeps up.
     pub fn is_live(&self) -> bool {
-        let state = self.state();
-        !state.waiting.is_empty() && state.waiting.values().all(|since| is_timely(*since))
+        self.state().is_live()
     }
 
     /// The answer of `/healthz` or, without the node, of `/livez`.
     pub fn page(&self, with_node: bool) -> (u16, String) {
-        let live = self.is_live();
         let state = self.state();
+        let live = state.is_live();
         let now = Timestamp::now();
         let stamp = |healthy: bool| match healthy {
             true => now.to_string(),
@@ -74,8 +91,12 @@ impl Health {
         };
         let family = |(family, since): (&IpFamily, &Option<Instant>)| {
             let name = if *family == IpFamily::V4 { "IPv4" } else { "IPv6" };
-            let healthy = is_timely(*since);
-            (name.to_owned(), json!({"lastUpdated": stamp(healthy), "healthy": healthy}))
+            let healthy = is_timely(*since) && !state.is_unserved(*family);
+            let mut status = json!({"lastUpdated": stamp(healthy), "healthy": healthy});
+            if let Some(why) = state.refused.get(family) {
+                status["error"] = json!(why);
+            }
+            (name.to_owned(), status)
         };
         let families: Map<String, Value> = state.waiting.iter().map(family).collect();
         let healthy = live && !(with_node && state.node_leaves);
@@ -96,6 +117,20 @@ impl Health {
     }
 }
 
+impl State {
+    fn is_live(&self) -> bool {
+        let mut families = self.waiting.iter();
+        !self.waiting.is_empty()
+            && families.all(|(family, since)| is_timely(*since) && !self.is_unserved(*family))
+    }
+
+    /// Whether the kernel has refused all we ever wanted: then there is not even an old state to
+    /// serve from, and no reason to wait and see.
+    fn is_unserved(&self, family: IpFamily) -> bool {
+        self.updated.is_none() && self.refused.contains_key(&family)
+    }
+}
+
 fn is_timely(since: Option<Instant>) -> bool {
     since.is_none_or(|since| since.elapsed() < LATE)
 }
@@ -103,14 +138,31 @@ fn is_timely(since: Option<Instant>) -> bool {
 /// The health checks that Services ask for, by Service.
 pub type HealthChecks = Arc<BTreeMap<ObjectKey, HealthCheck>>;
 
-/// Answers all health checks until dropped. A port that cannot be had is tried again whenever
-/// something changes.
-pub async fn serve_checks(mut checks: watch::Receiver<HealthChecks>, health: Arc<Health>) {
+/// A port that a Service wants its health checks answered on, but somebody else has.
+#[derive(Debug)]
+pub struct Complaint {
+    /// The Service.
+    pub service: ObjectKey,
+    /// Its `healthCheckNodePort`.
+    pub port: u16,
+    /// Why we cannot listen there.
+    pub error: io::Error,
+}
+
+/// Answers all health checks until dropped. A port that cannot be had is complained about once,
+/// and tried again every now and then.
+pub async fn serve_checks(
+    mut checks: watch::Receiver<HealthChecks>,
+    health: Arc<Health>,
+    complaints: mpsc::Sender<Complaint>,
+) {
     let mut listening: BTreeMap<(u16, ObjectKey), AbortOnDrop> = BTreeMap::new();
+    let mut refused = BTreeSet::new();
     loop {
         let wanted = checks.borrow_and_update().clone();
         let ports: BTreeSet<_> = wanted.iter().map(|(key, c)| (c.port, key.clone())).collect();
         listening.retain(|place, _| ports.contains(place));
+        refused.retain(|place| ports.contains(place));
         for (port, key) in ports {
             if listening.contains_key(&(port, key.clone())) {
                 continue;
@@ -121,14 +173,19 @@ pub async fn serve_checks(mut checks: watch::Receiver<HealthChecks>, health: Arc
                     let (checks, health) = (checks.clone(), health.clone());
                     let work = answer_all(listener, key.clone(), checks, health);
                     let task = tokio::spawn(work).abort_handle();
+                    refused.remove(&(port, key.clone()));
                     listening.insert((port, key), AbortOnDrop(task));
                 }
-                Err(error) => {
-                    warn!(service = %key, port, %error, "FailedToStartServiceHealthcheck");
+                Err(error) if refused.insert((port, key.clone())) => {
+                    warn!(service = %key, port, %error, "cannot answer health checks");
+                    // One that is lost is only a complaint.
+                    let _ = complaints.try_send(Complaint { service: key, port, error });
                 }
+                Err(_) => {}
             }
         }
-        if checks.changed().await.is_err() {
+        let patience = if refused.is_empty() { Duration::MAX } else { PORT_RETRY };
+        if let Ok(Err(_)) = time::timeout(patience, checks.changed()).await {
             return;
         }
     }
@@ -205,6 +262,28 @@ mod tests {
         assert_eq!(body["status"]["IPv4"]["healthy"], json!(true));
     }
 
+    #[test]
+    fn what_the_kernel_refuses_shows() {
+        let health = Health::default();
+        let status = || {
+            let (code, body) = health.page(true);
+            let body: Value = serde_json::from_str(&body).unwrap();
+            (code, body["status"]["IPv4"]["error"].as_str().map(str::to_owned))
+        };
+        let refused = Some("no nf_tables".to_owned());
+        health.note_queued(IpFamily::V4);
+        health.note_refused(IpFamily::V4, "no nf_tables".into());
+        assert_eq!(status(), (503, refused.clone()), "nothing was ever written");
+        health.note_written(IpFamily::V4);
+        assert_eq!(status(), (200, None));
+        health.note_queued(IpFamily::V4);
+        health.note_refused(IpFamily::V4, "no nf_tables".into());
+        assert_eq!(status(), (200, refused), "the last good state serves, for now");
+        health.note_queued(IpFamily::V6);
+        health.leave_out(IpFamily::V4);
+        assert_eq!(status(), (200, None));
+    }
+
     #[tokio::test]
     async fn a_health_check_is_answered_while_it_is_wanted() {
         let port = TcpListener::bind("[::]:0").await.unwrap().local_addr().unwrap().port();
@@ -215,7 +294,8 @@ mod tests {
         let health = Arc::new(Health::default());
         health.note_written(IpFamily::V4);
         let (sender, receiver) = watch::channel(checks(2));
-        let server = tokio::spawn(serve_checks(receiver, health));
+        let (complaints, mut complained) = mpsc::channel(1);
+        let server = tokio::spawn(serve_checks(receiver, health, complaints));
         let ask = || async {
             let mut stream = TcpStream::connect(("127.0.0.1", port)).await.ok()?;
             stream.write_all(b"GET /any HTTP/1.1\r\nHost: x\r\n\r\n").await.ok()?;
@@ -243,6 +323,11 @@ mod tests {
         eventually(|answer| answer.as_ref().is_some_and(|a| a.starts_with("HTTP/1.1 503"))).await;
         sender.send_replace(Arc::default());
         eventually(Option::is_none).await;
+        // Somebody else was faster.
+        let _taken = TcpListener::bind(("::", port)).await.unwrap();
+        sender.send_replace(checks(1));
+        let complaint = complained.recv().await.unwrap();
+        assert_eq!((complaint.service, complaint.port), (key.clone(), port));
         server.abort();
     }
 }

@@ -4,9 +4,10 @@
 //! nobody: until then the rules of the predecessor serve. From then on every burst of changes is
 //! one commit, with no pause in between.
 
+mod node;
+
 use std::collections::BTreeSet;
 use std::mem;
-use std::net::IpAddr;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -18,10 +19,9 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::{Api, Client, Resource, ResourceExt};
 use roadstead_api::key::ObjectKey;
 use roadstead_forwarding::announce::Announcements;
-use roadstead_forwarding::conntrack::FlowFilter;
 use roadstead_forwarding::select::NodeView;
 use roadstead_forwarding::service::IpFamily;
-use roadstead_forwarding::surroundings::{DetectLocal, Surroundings};
+use roadstead_forwarding::surroundings::Surroundings;
 use roadstead_forwarding::table::ForwardingTable;
 use roadstead_forwarding::tracker::Tracker;
 use roadstead_watch::informer::{Change, Selection, informer, key_of};
@@ -31,7 +31,7 @@ use tokio::{task, time};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use crate::addresses::{node_ports, own_addresses};
+use crate::addresses::own_addresses;
 use crate::conntrack::{self, Order};
 use crate::family::{FamilyPlane, seconds_now};
 use crate::forward;
@@ -45,8 +45,6 @@ use crate::watched::watched;
 
 /// So many changes at most go into one commit, so that none waits for an endless burst.
 const BURST: usize = 10_000;
-/// Whoever shuts machines down puts this taint on their Nodes first.
-const LEAVING_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 
 /// What the proxy needs to know about its surroundings.
 #[derive(Clone, Debug)]
@@ -260,7 +258,7 @@ impl Agent {
             let table = ForwardingTable::new(*family, &surroundings);
             let plane = Plane::open(mode, *family, config.ipvs)
                 .map_err(|source| ProxyError::Open { mode, source })?;
-            Ok(FamilyPlane { table, plane, proven: false })
+            Ok(FamilyPlane::new(table, plane))
         };
         Ok(Self {
             mode,
@@ -291,57 +289,6 @@ impl Agent {
     /// The mode that is really used.
     pub fn mode(&self) -> Mode {
         self.mode
-    }
-
-    /// Takes in a change of our Node.
-    pub fn observe_node(&mut self, change: &Change<Node>) {
-        let node = match change {
-            Change::Set(node) => node,
-            Change::Gone(_) => return self.health.note_node(true),
-            Change::Synced => return self.node_synced = true,
-        };
-        let zone = node.labels().get("topology.kubernetes.io/zone").cloned();
-        self.tracker.observe_node(NodeView { name: self.node_name.clone(), zone });
-        let spec = node.spec.as_ref();
-        let taints = spec.and_then(|spec| spec.taints.as_ref()).into_iter().flatten();
-        let leaves = node.metadata.deletion_timestamp.is_some()
-            || taints.into_iter().any(|taint| taint.key == LEAVING_TAINT);
-        self.health.note_node(leaves);
-        let listed = node.status.iter().flat_map(|status| status.addresses.iter().flatten());
-        let internal = listed.filter(|address| address.type_ == "InternalIP");
-        let primary: Vec<IpAddr> = internal.filter_map(|a| a.address.parse().ok()).collect();
-        if self.node_networks {
-            let cidrs = spec.and_then(|spec| spec.pod_cidrs.as_ref()).into_iter().flatten();
-            let networks = cidrs.filter_map(|text| text.parse().ok()).collect();
-            self.surroundings.detect_local = DetectLocal::Networks(networks);
-        }
-        self.surroundings.node_address = primary.first().copied();
-        self.look_around(&primary);
-    }
-
-    /// Takes in which addresses the machine has now.
-    fn look_around(&mut self, primary: &[IpAddr]) {
-        match own_addresses() {
-            Ok(own) => self.surroundings.node_addresses = own,
-            Err(error) => warn!(%error, "cannot list our own addresses"),
-        }
-        if !self.node_port_addresses.is_empty() {
-            let own = &self.surroundings.node_addresses;
-            let (node_ports, odd) = node_ports(&self.node_port_addresses, own, primary);
-            for entry in odd {
-                warn!(entry, "neither a network nor a keyword of nodePortAddresses");
-            }
-            self.surroundings.node_ports = node_ports;
-        }
-        for half in &mut self.families {
-            if half.table.surround(&self.surroundings) {
-                // What was written before has to be looked at as a whole.
-                match Plane::open(self.mode, half.table.family(), self.ipvs) {
-                    Ok(plane) => half.plane = plane,
-                    Err(error) => warn!(%error, "cannot open the way to the kernel again"),
-                }
-            }
-        }
     }
 
     /// How often to call `is_intact`.
@@ -396,8 +343,7 @@ impl Agent {
         let flows = self.programmed.borrow().commits > 0;
         // Every table takes the changes in, even if an earlier family fails to write them.
         let take_in = |half: &mut FamilyPlane| half.take_in(&self.tracker, &dirty, flows);
-        let taken: Vec<_> = self.families.iter_mut().map(take_in).collect();
-        let (changed, stale): (Vec<_>, Vec<_>) = taken.into_iter().unzip();
+        let changed: Vec<_> = self.families.iter_mut().map(take_in).collect();
         self.untold.append(&mut dirty);
         let outcomes: Vec<_> = self
             .families
@@ -405,32 +351,57 @@ impl Agent {
             .zip(changed)
             .map(|(half, names)| half.commit(names, &self.metrics))
             .collect();
-        for (family, outcome) in outcomes {
-            if outcome.is_ok() {
-                self.health.note_written(family);
-            }
-            outcome.or_else(|error| self.give_up_family(family, error))?;
-        }
+        self.settle(outcomes)?;
         let told = mem::take(&mut self.untold);
         self.check_health(&told);
         announce(&self.announcements, &self.tracker, &told);
         self.count(&told);
-        self.forget(stale);
         self.publish();
         Ok(())
     }
 
-    /// Makes the kernel forget flows that lead nowhere any more.
-    fn forget(&self, stale: Vec<Vec<FlowFilter>>) {
-        let Some(orders) = &self.conntrack else { return };
-        for (half, filters) in self.families.iter().zip(stale) {
-            if !filters.is_empty() {
-                let node_addresses = half.table.surroundings().node_addresses.clone();
-                let order = Order { family: half.table.family(), filters, node_addresses };
-                if orders.send(order).is_err() {
-                    warn!("nobody forgets stale flows any more");
+    /// Takes in how writing went: for the health, and for flows that now lead nowhere. A family
+    /// that the kernel lacks is no failure if it has another one.
+    fn settle(
+        &mut self,
+        outcomes: Vec<(IpFamily, Result<(), CommitError>)>,
+    ) -> Result<(), CommitError> {
+        let any = outcomes.iter().any(|(_, outcome)| outcome.is_ok());
+        let mut failure = None;
+        for (family, outcome) in outcomes {
+            let Some(at) = self.families.iter().position(|half| half.table.family() == family)
+            else {
+                continue;
+            };
+            match outcome {
+                Ok(()) => {
+                    self.health.note_written(family);
+                    self.forget(at);
+                }
+                Err(error) if any && error.is_missing_feature() && !self.families[at].proven => {
+                    let error = error.full_text();
+                    warn!(?family, error, "going on without this address family");
+                    self.families.remove(at);
+                    self.health.leave_out(family);
+                }
+                Err(error) => {
+                    self.health.note_refused(family, error.full_text());
+                    failure.get_or_insert(error);
                 }
             }
+        }
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// Makes the kernel forget flows of a family that lead nowhere any more.
+    fn forget(&mut self, at: usize) {
+        let half = &mut self.families[at];
+        let filters = half.settle();
+        let Some(orders) = self.conntrack.as_ref().filter(|_| !filters.is_empty()) else { return };
+        let node_addresses = half.table.surroundings().node_addresses.clone();
+        let order = Order { family: half.table.family(), filters, node_addresses };
+        if orders.send(order).is_err() {
+            warn!("nobody forgets stale flows any more");
         }
     }
 
@@ -492,18 +463,6 @@ impl Agent {
             }
         }
         intact
-    }
-
-    /// A family that the kernel lacks is not a failure; any other error is.
-    fn give_up_family(&mut self, family: IpFamily, error: CommitError) -> Result<(), CommitError> {
-        let unproven = |half: &FamilyPlane| half.table.family() == family && !half.proven;
-        let others = self.families.iter().any(|half| half.table.family() != family);
-        if !(others && error.is_missing_feature() && self.families.iter().any(unproven)) {
-            return Err(error);
-        }
-        warn!(?family, %error, "the kernel cannot do this address family, going on without");
-        self.families.retain(|half| half.table.family() != family);
-        Ok(())
     }
 
     /// Takes in whatever else is there already, so that a burst is one commit.

@@ -1,6 +1,7 @@
 //! One address family of the proxy: what is wanted, and the way to the kernel.
 
 use std::collections::BTreeSet;
+use std::mem;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
@@ -21,31 +22,50 @@ pub(crate) struct FamilyPlane {
     pub(crate) plane: Plane,
     /// Whether a commit has ever succeeded.
     pub(crate) proven: bool,
+    /// Where the flows of the Services that changed since the last good commit may go until the
+    /// next one.
+    before: Flows,
+    /// Those Services.
+    unsettled: BTreeSet<ObjectKey>,
 }
 
 impl FamilyPlane {
-    /// Takes in the changed Services; returns what differs now, and which flows went stale if
-    /// `flows` matter.
+    /// Knows nothing yet.
+    pub(crate) fn new(table: ForwardingTable, plane: Plane) -> Self {
+        let (before, unsettled) = Default::default();
+        Self { table, plane, proven: false, before, unsettled }
+    }
+
+    /// Takes in the changed Services; returns what differs now. If `flows` matter, remembers
+    /// those that may go stale.
     pub(crate) fn take_in(
         &mut self,
         tracker: &Tracker,
         dirty: &BTreeSet<ObjectKey>,
         flows: bool,
-    ) -> (BTreeSet<Arc<ServicePortName>>, Vec<FlowFilter>) {
+    ) -> BTreeSet<Arc<ServicePortName>> {
         let family = self.table.family();
         let mut changed = BTreeSet::new();
-        let (mut before, mut after) = (Flows::new(), Flows::new());
         for key in dirty {
-            if flows {
-                self.table.ports_of(key).for_each(|(name, port)| note(&mut before, &name, port));
+            // What the kernel has refused so far changes nothing about where its flows go.
+            if flows && self.unsettled.insert(key.clone()) {
+                let ports = self.table.ports_of(key);
+                ports.for_each(|(name, port)| note(&mut self.before, &name, port));
             }
             // Not `append`, which would walk all that is there already for each Service.
             changed.extend(self.table.replace(key, tracker.service_ports(key, family)));
-            if flows {
-                self.table.ports_of(key).for_each(|(name, port)| note(&mut after, &name, port));
-            }
         }
-        (changed, stale(&before, &after))
+        changed
+    }
+
+    /// The flows that went stale by the commit that has just succeeded, and by all that the kernel
+    /// refused before it.
+    pub(crate) fn settle(&mut self) -> Vec<FlowFilter> {
+        let mut after = Flows::new();
+        for key in mem::take(&mut self.unsettled) {
+            self.table.ports_of(&key).for_each(|(name, port)| note(&mut after, &name, port));
+        }
+        stale(&mem::take(&mut self.before), &after)
     }
 
     /// Writes the changed service ports into the kernel, and counts how it went.

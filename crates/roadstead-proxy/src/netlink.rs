@@ -7,6 +7,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
+use roadstead_forwarding::service::IpFamily;
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
@@ -57,6 +58,16 @@ pub enum NetlinkError {
         position: u32,
         /// The reason.
         source: io::Error,
+    },
+    /// The kernel refused something because it lacks a part of nftables.
+    #[error("the kernel has not what nftables needs for {family:?}, or has not loaded it: {parts}")]
+    Lacking {
+        /// For which address family.
+        family: IpFamily,
+        /// The names of the modules.
+        parts: String,
+        /// What was refused.
+        source: Box<NetlinkError>,
     },
     /// The batch was sent, but the kernel did not say that it is done.
     #[error("the kernel did not acknowledge the batch")]
@@ -217,6 +228,16 @@ impl Socket {
     /// all answers are there.
     pub fn commit(&mut self, mut batch: Batch) -> Result<(), NetlinkError> {
         batch.finish();
+        if self.send(&batch)? { Ok(()) } else { Err(NetlinkError::Unacknowledged) }
+    }
+
+    /// Sends a batch without its end, so that the kernel looks at it and changes nothing.
+    pub fn try_out(&mut self, batch: Batch) -> Result<(), NetlinkError> {
+        self.send(&batch).map(drop)
+    }
+
+    /// Returns whether the kernel says that all is done.
+    fn send(&mut self, batch: &Batch) -> Result<bool, NetlinkError> {
         let length = batch.bytes.len();
         self.discard_answers();
         net::send(&self.descriptor, &batch.bytes, SendFlags::empty()).map_err(
@@ -230,8 +251,7 @@ impl Socket {
         loop {
             match net::recv(&self.descriptor, &mut buffer[..], RecvFlags::DONTWAIT) {
                 Ok((_, received)) => acknowledged |= read_answers(&buffer[..received])?,
-                Err(Errno::AGAIN) if acknowledged => return Ok(()),
-                Err(Errno::AGAIN) => return Err(NetlinkError::Unacknowledged),
+                Err(Errno::AGAIN) => return Ok(acknowledged),
                 Err(Errno::INTR) => {}
                 Err(other) => return Err(NetlinkError::Socket(other.into())),
             }

@@ -1,6 +1,7 @@
 //! The data planes behind one door: what the agent needs of each.
 
 use std::collections::BTreeSet;
+use std::error::Error;
 use std::fmt;
 use std::io;
 use std::str::FromStr;
@@ -78,9 +79,18 @@ pub enum CommitError {
 }
 
 impl CommitError {
+    /// What happened, why, and what a person can do about it, in one line.
+    pub fn full_text(&self) -> String {
+        let causes = std::iter::successors(self.source(), |error| (*error).source());
+        let causes = causes.map(|cause| format!(": {cause}")).collect::<String>();
+        let remedy = self.remedy().map(|remedy| format!(" ({remedy})")).unwrap_or_default();
+        format!("{self}{causes}{remedy}")
+    }
+
     /// What a person can do about it, if that is known.
     pub fn remedy(&self) -> Option<&'static str> {
-        const MODULES: &str = "load the kernel's module nf_tables, or use --proxy-mode iptables";
+        const MODULES: &str = "load these modules of the kernel, or use --proxy-mode iptables \
+            (mode: iptables in the configuration)";
         const PROGRAMS: &str = "install iptables, or use --proxy-mode nftables";
         const PERMISSION: &str = "run as root, or with CAP_NET_ADMIN where the network belongs";
         const TOGETHER: &str = "stop whoever owns the table kube-proxy, unless CAP_NET_ADMIN is \
@@ -113,6 +123,7 @@ impl CommitError {
     pub fn is_missing_feature(&self) -> bool {
         match self {
             CommitError::Nftables(NetlinkError::Refused { source, .. }) => is_missing(source),
+            CommitError::Nftables(NetlinkError::Lacking { .. }) => true,
             CommitError::Nftables(_) => false,
             CommitError::Iptables(error) | CommitError::Ipvs(IpvsError::Rules(error)) => {
                 lacks_iptables(error)
@@ -262,8 +273,8 @@ mod tests {
             IptablesError::Run { program: program.clone(), source: io::ErrorKind::NotFound.into() };
         let cases = [
             ("no permission", refused(Errno::PERM), "CAP_NET_ADMIN"),
-            ("no nf_tables", refused(Errno::OPNOTSUPP), "nf_tables"),
-            ("no such family", refused(Errno::AFNOSUPPORT), "nf_tables"),
+            ("no nf_tables", refused(Errno::OPNOTSUPP), "--proxy-mode iptables"),
+            ("no such family", refused(Errno::AFNOSUPPORT), "--proxy-mode iptables"),
             ("no such program", CommitError::Iptables(run), "install iptables"),
             ("no permission for iptables", said("Permission denied (you must be root)"), "root"),
             ("something else", refused(Errno::INVAL), ""),

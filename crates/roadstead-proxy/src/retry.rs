@@ -1,6 +1,5 @@
 //! When to try again after the kernel refused something.
 
-use std::error::Error;
 use std::future;
 use std::time::Duration;
 
@@ -32,9 +31,8 @@ impl Retry {
             Ok(()) => {}
             Err(error) => {
                 let delay = FIRST_RETRY.saturating_mul(1 << self.failures.min(16)).min(LAST_RETRY);
-                let cause = error.source().map(ToString::to_string).unwrap_or_default();
-                let remedy = error.remedy().unwrap_or_default();
-                warn!(%error, cause, remedy, ?delay, "the kernel keeps its old rules, will retry");
+                let error = error.full_text();
+                warn!(error, ?delay, "the kernel keeps its old rules, will retry");
                 self.at = Some(time::Instant::now() + delay);
                 self.failures += 1;
             }

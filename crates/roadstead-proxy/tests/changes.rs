@@ -48,16 +48,20 @@ fn agent_of(mode: Mode) -> Agent {
 
 /// Makes these the endpoints of the Service.
 fn set(agent: &mut Agent, addresses: &[String]) {
+    observe(agent, "web", addresses);
+    agent.commit().unwrap();
+}
+
+fn observe(agent: &mut Agent, service: &str, addresses: &[String]) {
     let endpoint = |address: &String| json!({"addresses": [address], "nodeName": NODE, "conditions": {"ready": true}});
     let slice = json!({
-        "metadata": {"namespace": "default", "name": "web",
-            "labels": {"kubernetes.io/service-name": "web"}},
+        "metadata": {"namespace": "default", "name": service,
+            "labels": {"kubernetes.io/service-name": service}},
         "addressType": "IPv4",
         "ports": [port("tcp", "TCP", PORT), port("udp", "UDP", PORT), port("hold", "TCP", HOLD)],
         "endpoints": addresses.iter().map(endpoint).collect::<Vec<_>>(),
     });
     agent.observe_slice(&Change::Set(Arc::new(serde_json::from_value(slice).unwrap())));
-    agent.commit().unwrap();
 }
 
 /// Clients outside and in a pod that call the Service until told to stop, and count their calls.
@@ -112,6 +116,47 @@ fn datagrams_follow_their_service() {
             }
             assert_eq!(answer.as_deref(), want, "{addresses:?}");
         }
+    });
+}
+
+/// The kernel refuses a change at first: the flows stay where they are, and move when it is taken.
+#[test]
+fn datagrams_follow_after_a_refusal() {
+    laboratory(|| {
+        make_node();
+        let [here, there] = [2, 3].map(|number| start_pod(number).address.to_string());
+        start_pod(4);
+        let mut agent = new_agent();
+        set(&mut agent, std::slice::from_ref(&here));
+        let socket = inside("pod-4", || UdpSocket::bind("0.0.0.0:4000").unwrap());
+        socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        let leads_to = |pod: &str| {
+            let started = Instant::now();
+            while started.elapsed() < Duration::from_secs(2) {
+                socket.send_to(b"hello", vip(80)).unwrap();
+                let mut buffer = [0; 64];
+                let length = socket.recv(&mut buffer).unwrap_or(0);
+                if String::from_utf8_lossy(&buffer[..length]).starts_with(pod) {
+                    return true;
+                }
+            }
+            false
+        };
+        assert!(leads_to("pod-2"));
+        // Somebody puts an element where ours has to go: the kernel calls that busy.
+        run("nft add element ip kube-proxy service-ips '{ 10.96.0.9 . tcp . 80 : 7:7 }'");
+        let next = json!({
+            "metadata": {"namespace": "default", "name": "next"},
+            "spec": {"clusterIP": "10.96.0.9", "clusterIPs": ["10.96.0.9"],
+                "ports": [port("tcp", "TCP", 80)]},
+        });
+        agent.observe_service(&Change::Set(Arc::new(serde_json::from_value(next).unwrap())));
+        observe(&mut agent, "next", std::slice::from_ref(&there));
+        observe(&mut agent, "web", &[there]);
+        agent.commit().unwrap_err();
+        assert!(leads_to("pod-2"), "the last good state serves");
+        agent.commit().unwrap();
+        assert!(leads_to("pod-3"), "the flow has moved");
     });
 }
 

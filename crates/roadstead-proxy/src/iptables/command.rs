@@ -10,6 +10,8 @@ use roadstead_forwarding::iptables::listing::Listing;
 use roadstead_forwarding::iptables::model::TableName;
 use roadstead_forwarding::service::IpFamily;
 
+use crate::nft::probe;
+
 /// The kubelet makes them so that others find the right variant.
 const HINTS: [&str; 2] = ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"];
 /// So long we wait for other programs that hold the lock.
@@ -66,7 +68,9 @@ impl Programs {
     pub fn find(family: IpFamily) -> Self {
         let of = |variant| Self { family, variant };
         let (nft, legacy) = (of(Variant::Nft).list(), of(Variant::Legacy).list());
-        of(choose(nft.ok().as_ref(), legacy.ok().as_ref()))
+        // Some kernels list tables that they cannot do.
+        let nft = nft.ok().filter(|_| probe::translates(family));
+        of(choose(nft.as_ref(), legacy.ok().as_ref()))
     }
 
     /// Those of a variant.

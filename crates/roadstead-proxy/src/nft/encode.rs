@@ -124,6 +124,15 @@ pub(super) fn removal(family: IpFamily) -> Batch {
     batch
 }
 
+/// A chain beside those of the table, to see whether the kernel would take it.
+pub(super) fn trial(family: IpFamily, name: &ChainName, definition: &Chain) -> Batch {
+    let mut batch = Batch::new(expressions::family_number(family));
+    table(&mut batch, NEW_TABLE);
+    chain(&mut batch, name, definition);
+    rules(&mut batch, family, name, &definition.rules);
+    batch
+}
+
 fn table(batch: &mut Batch, kind: u16) {
     let flags = if kind == NEW_TABLE { CREATE } else { 0 };
     batch.message(kind, flags, |message| message.text(IN_TABLE, TABLE));

@@ -6,6 +6,7 @@
 
 mod encode;
 mod expressions;
+pub(crate) mod probe;
 mod readback;
 
 use std::collections::BTreeSet;
@@ -18,6 +19,7 @@ use roadstead_forwarding::nft::diff::Layout;
 use roadstead_forwarding::nft::model::Transaction;
 use roadstead_forwarding::service::{IpFamily, ServicePortName};
 use roadstead_forwarding::table::ForwardingTable;
+use rustix::io::Errno;
 
 use self::readback::Found;
 use crate::netlink::{Batch, NetlinkError, Socket};
@@ -63,7 +65,21 @@ impl NftPlane {
             None => self.take_over(table),
         };
         self.failed = outcome.is_err();
-        outcome
+        outcome.map_err(|error| self.explain(error, table.family()))
+    }
+
+    /// Finds out what the kernel lacks, if that is why it refused something.
+    fn explain(&mut self, error: NetlinkError, family: IpFamily) -> NetlinkError {
+        let NetlinkError::Refused { source, .. } = &error else { return error };
+        // Busy, out of memory or without permission: nothing that a module would help with.
+        let lacking = [Errno::INVAL, Errno::NOENT, Errno::OPNOTSUPP, Errno::AFNOSUPPORT];
+        if !lacking.iter().any(|errno| source.raw_os_error() == Some(errno.raw_os_error())) {
+            return error;
+        }
+        match probe::lacking(&mut self.socket, family).join(", ") {
+            parts if parts.is_empty() => error,
+            parts => NetlinkError::Lacking { family, parts, source: Box::new(error) },
+        }
     }
 
     fn update(

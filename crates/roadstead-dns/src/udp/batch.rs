@@ -15,12 +15,17 @@ use std::io;
 use std::mem::{size_of, zeroed};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::ptr;
+use std::time::Duration;
+use std::{ptr, thread};
 
 /// How many datagrams are taken at a time.
-pub const SLOTS: usize = 64;
+pub const SLOTS: usize = 128;
 /// How many slots are offered at least.
 const FEWEST: usize = 16;
+/// So many datagrams at a time are a crowd.
+const CROWD: usize = 4;
+/// How long to wait for more of a crowd. The system makes it about twice as long.
+const GATHER: Duration = Duration::from_micros(50);
 /// Longer queries are cut off, and so malformed. Not a power of two, because then the buffers would
 /// all compete for the same few lines of the processor's cache.
 const QUERY: usize = 2048 + 64;
@@ -28,6 +33,10 @@ const QUERY: usize = 2048 + 64;
 pub const REPLY: usize = 4096;
 /// Longer replies leave alone: they might not fit into a packet.
 const SEGMENT: usize = 1232;
+/// How many replies leave together at most: no kernel that can do it takes fewer.
+const MOST_SEGMENTS: usize = 64;
+/// How long a message may be.
+const MESSAGE: usize = 65_000;
 /// Room for the address of either family, and for the length of segments.
 const CONTROL: usize = 64;
 
@@ -146,10 +155,26 @@ pub struct Batch {
     /// Where the next reply goes.
     written: usize,
     ready: Vec<Ready>,
-    /// How many slots are offered: few while little comes, because each has its cost.
-    width: usize,
+    /// How many came the last time.
+    last: usize,
     /// Whether the kernel cuts messages into segments.
     segments: bool,
+    messages: Messages,
+}
+
+/// What the kernel reads about many messages. It is kept, because it takes time to clear; whoever
+/// uses an element writes all of it first.
+struct Messages {
+    headers: Box<[libc::mmsghdr]>,
+    vectors: Box<[libc::iovec]>,
+}
+
+impl Default for Messages {
+    fn default() -> Self {
+        // SAFETY: null pointers and zero lengths are valid in both structures.
+        let (header, vector) = unsafe { (zeroed(), zeroed()) };
+        Self { headers: vec![header; SLOTS].into(), vectors: vec![vector; SLOTS].into() }
+    }
 }
 
 impl Default for Batch {
@@ -161,8 +186,9 @@ impl Default for Batch {
             replies: vec![0; SLOTS * REPLY].into(),
             written: 0,
             ready: Vec::with_capacity(SLOTS),
-            width: FEWEST,
+            last: 0,
             segments: true,
+            messages: Messages::default(),
         }
     }
 }
@@ -172,11 +198,16 @@ impl Batch {
     pub fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
         self.ready.clear();
         self.written = 0;
-        // SAFETY: null pointers and zero lengths are valid in both structures.
-        let mut vectors: [libc::iovec; SLOTS] = unsafe { zeroed() };
-        // SAFETY: as above.
-        let mut messages: [libc::mmsghdr; SLOTS] = unsafe { zeroed() };
-        for (slot, origin) in self.origins.iter_mut().enumerate().take(self.width) {
+        if self.last >= CROWD {
+            // More will come meanwhile, and many at a time cost much less than one after the
+            // other. Whoever asks alone, or with a friend, is never kept waiting.
+            thread::sleep(GATHER);
+        }
+        // Few slots while little comes, because each has its cost.
+        let width = (self.last * 2).clamp(FEWEST, SLOTS);
+        self.last = 0;
+        let Messages { headers: messages, vectors } = &mut self.messages;
+        for (slot, origin) in self.origins.iter_mut().enumerate().take(width) {
             vectors[slot].iov_base = self.queries[slot].as_mut_ptr().cast();
             vectors[slot].iov_len = QUERY;
             let header = &mut messages[slot].msg_hdr;
@@ -188,7 +219,7 @@ impl Batch {
             header.msg_controllen = CONTROL as _;
         }
         let flags = libc::MSG_WAITFORONE;
-        let count = self.width as libc::c_uint;
+        let count = libc::c_uint::try_from(width).unwrap_or(1);
         // SAFETY: every pointer in the headers leads to a buffer of the length beside it, and all
         // of them outlive the call.
         let received = unsafe {
@@ -208,7 +239,7 @@ impl Batch {
             origin.forget_interface();
             self.received[slot] = usize::try_from(message.msg_len).unwrap_or(0).min(QUERY);
         }
-        self.width = (received * 2).clamp(FEWEST, SLOTS);
+        self.last = received;
         Ok(received)
     }
 
@@ -228,29 +259,13 @@ impl Batch {
 
     /// Sends all replies. What the kernel does not take is lost, as datagrams are.
     pub fn send(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
-        // SAFETY: null pointers and zero lengths are valid in both structures.
-        let mut vectors: [libc::iovec; SLOTS] = unsafe { zeroed() };
-        // SAFETY: as above.
-        let mut messages: [libc::mmsghdr; SLOTS] = unsafe { zeroed() };
         if self.segments {
             self.ready.sort_unstable_by_key(|ready| (ready.client, Reverse(ready.length)));
         }
-        let (mut count, mut at) = (0, 0);
-        while let Some(first) = self.ready.get(at).copied() {
-            let together = self.together(at);
-            for ready in &self.ready[at..at + together] {
-                vectors[at].iov_base = self.replies[ready.start..].as_ptr().cast_mut().cast();
-                vectors[at].iov_len = ready.length;
-                at += 1;
-            }
-            let vectors = &mut vectors[at - together..at];
-            let header = &mut messages[count].msg_hdr;
-            fill(header, &mut self.origins[first.slot], vectors, first.length);
-            count += 1;
-        }
+        let count = self.pack();
         let mut from = 0;
         while from < count {
-            let rest = &mut messages[from..count];
+            let rest = &mut self.messages.headers[from..count];
             let length = libc::c_uint::try_from(rest.len()).unwrap_or(0);
             let first = rest.as_mut_ptr();
             // SAFETY: `length` headers follow `first`, and their pointers lead to live buffers.
@@ -258,29 +273,43 @@ impl Batch {
             from += usize::try_from(sent).unwrap_or(0);
             if sent < 1 {
                 // The first one could not be sent: go on behind it.
-                self.send_apart(socket, &rest[0].msg_hdr);
+                let refused = rest[0].msg_hdr;
+                self.send_apart(socket, &refused);
                 from += 1;
             }
         }
         Ok(())
     }
 
-    /// How many replies from this one on can leave as one message: those to the same client that
-    /// are as long, and then one that is shorter.
-    fn together(&self, at: usize) -> usize {
-        let rest = &self.ready[at..];
-        let first = &rest[0];
-        if !self.segments || first.length > SEGMENT {
-            return 1;
+    /// Puts the replies into as few messages as possible; returns how many there are.
+    fn pack(&mut self) -> usize {
+        let (mut count, mut at, mut rest) = (0, 0, self.ready.as_slice());
+        while !rest.is_empty() {
+            let (mut same, others) = rest.split_at(self.to_the_same(rest));
+            while let Some((first, together)) = take_together(&mut same, self.segments) {
+                let vectors = &mut self.messages.vectors[at..at + together.clone().count()];
+                at += vectors.len();
+                for (vector, ready) in vectors.iter_mut().zip(together) {
+                    vector.iov_base = self.replies[ready.start..].as_ptr().cast_mut().cast();
+                    vector.iov_len = ready.length;
+                }
+                let header = &mut self.messages.headers[count].msg_hdr;
+                fill(header, &mut self.origins[first.slot], vectors, first.length);
+                count += 1;
+            }
+            rest = others;
         }
+        count
+    }
+
+    /// How many of the first replies go to the same client.
+    fn to_the_same(&self, rest: &[Ready]) -> usize {
+        let first = &rest[0];
         let same = |other: &&Ready| {
             let origin = |ready: &Ready| &self.origins[ready.slot];
             other.client == first.client && origin(other).is_same(origin(first))
         };
-        let count = rest[1..].iter().take_while(same);
-        let equal = count.clone().take_while(|other| other.length == first.length).count();
-        let shorter = count.skip(equal).take(1).count();
-        1 + equal + shorter
+        1 + rest[1..].iter().take_while(same).count()
     }
 
     /// Sends the replies of a message one by one, because the kernel did not want it as a whole:
@@ -306,6 +335,29 @@ impl Batch {
             }
         }
     }
+}
+
+/// Takes from replies to one client, the longest first, those that can leave as one message: all
+/// that are as long as the first one, and one that is shorter. That is the shortest, so that it
+/// needs no message of its own. Returns the first one, and all of them.
+fn take_together<'a>(
+    rest: &mut &'a [Ready],
+    segments: bool,
+) -> Option<(&'a Ready, impl Iterator<Item = &'a Ready> + Clone + use<'a>)> {
+    let all = *rest;
+    let first = all.first()?;
+    let most = match segments && first.length <= SEGMENT {
+        true => MOST_SEGMENTS.min(MESSAGE / first.length.max(1)),
+        false => 1,
+    };
+    let equal = all.iter().take(most).take_while(|other| other.length == first.length).count();
+    let (equal, mut left) = all.split_at(equal);
+    let last = left.last().filter(|last| equal.len() < most && last.length < first.length);
+    if last.is_some() {
+        left = &left[..left.len() - 1];
+    }
+    *rest = left;
+    Some((first, equal.iter().chain(last)))
 }
 
 /// A number for a client that hardly any other has.
@@ -338,10 +390,12 @@ fn fill(
         1 => origin.control_length,
         _ => origin.add_segment(longest).expect("there is room for an address and a length"),
     };
-    if control > 0 {
-        header.msg_control = origin.control.as_mut_ptr().cast();
-        header.msg_controllen = control as _;
-    }
+    header.msg_control = match control {
+        0 => ptr::null_mut(),
+        _ => origin.control.as_mut_ptr().cast(),
+    };
+    header.msg_controllen = control as _;
+    header.msg_flags = 0;
 }
 
 /// Sends one late reply to where its query came from.
@@ -377,7 +431,6 @@ mod tests {
     use super::*;
     use std::net::UdpSocket;
     use std::os::fd::AsFd;
-    use std::time::Duration;
 
     /// All addresses, one for clients, and two for them to ask.
     type Family = (&'static str, &'static str, [&'static str; 2]);
@@ -423,16 +476,42 @@ mod tests {
         lengths
     }
 
+    #[test]
+    fn few_messages() {
+        type Case<'a> = (&'a str, bool, &'a [usize], &'a [&'a [usize]]);
+        let cases: [Case<'_>; 8] = [
+            ("none", true, &[], &[]),
+            ("a pair", true, &[60, 40], &[&[60, 40]]),
+            ("the shortest goes with the longest", true, &[60, 50, 40], &[&[60, 40], &[50]]),
+            ("two of each", true, &[9, 9, 8, 8, 7, 7, 6, 6], &[&[9, 9, 6], &[8, 8, 6], &[7, 7]]),
+            ("apart", false, &[60, 60, 40], &[&[60], &[60], &[40]]),
+            ("too long", true, &[1300, 1300, 40], &[&[1300], &[1300], &[40]]),
+            ("too many", true, &[5; 65], &[&[5; 64], &[5]]),
+            ("too much", true, &[1232; 53], &[&[1232; 52], &[1232]]),
+        ];
+        for (name, segments, lengths, want) in cases {
+            let ready = |length: &usize| Ready { client: 1, slot: 0, start: 0, length: *length };
+            let all: Vec<Ready> = lengths.iter().map(ready).collect();
+            let mut rest = all.as_slice();
+            let mut got = Vec::new();
+            while let Some((_, together)) = take_together(&mut rest, segments) {
+                got.push(together.map(|ready| ready.length).collect::<Vec<_>>());
+            }
+            assert_eq!(got, want, "{name}");
+        }
+    }
+
     /// Each of two clients gets its own back, from the address that it asked.
     #[test]
     fn replies_find_their_way() {
-        let cases: [(&str, &[usize], &[usize]); 6] = [
+        let cases: [(&str, &[usize], &[usize]); 7] = [
             ("one", &[40], &[]),
             ("a pair for each", &[40, 52], &[52, 40]),
             ("all the same", &[60; 20], &[60; 12]),
             ("all different", &[12, 700, 13, 300, 1232], &[40]),
             ("some too long to leave with others", &[1500, 1500, 90, 90], &[2000, 1232]),
             ("as many as fit", &[33; 40], &[34; 24]),
+            ("more than fit into a message", &[1232; 60], &[41; 67]),
         ];
         for (segments, family) in [(true, V4), (false, V4), (true, V6), (false, V6)] {
             for (name, first, second) in cases {
@@ -442,7 +521,7 @@ mod tests {
                 server.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
                 let port = server.local_addr().unwrap().port();
                 let clients = [ask(own, (one, port), first), ask(own, (two, port), second)];
-                let mut batch = Batch { segments, width: SLOTS, ..Batch::default() };
+                let mut batch = Batch { segments, last: SLOTS, ..Batch::default() };
                 echo(&mut batch, &server, first.len() + second.len());
                 assert_eq!(replies(&clients[0], first.len()), first, "{name}");
                 assert_eq!(replies(&clients[1], second.len()), second, "{name}");

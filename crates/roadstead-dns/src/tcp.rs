@@ -1,7 +1,7 @@
 //! Streams: many queries per connection, answered as soon as each can be, in whatever order.
 //!
-//! When there are too many connections, the one that has been silent for longest has to go, so
-//! that those who only hold connections open keep nobody else out.
+//! When there are too many connections, those that have been silent for longest have to go, so
+//! that whoever only holds connections open keeps nobody else out. A silent one has no buffers.
 
 use std::collections::HashMap;
 use std::io;
@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use rustix::process::{Resource, getrlimit};
+use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::time;
@@ -22,7 +23,9 @@ use crate::respond::{MAX_REPLY, Response, Transport};
 use crate::udp::{kind, log};
 
 /// How many connections may be open at a time.
-const MOST: usize = 4096;
+const MOST: usize = 10_240;
+/// How much of the files that the process may open is for connections; the rest is for others.
+const SHARE: u64 = 3;
 /// How long a connection may be idle.
 const IDLE: Duration = Duration::from_secs(10);
 /// How many queries of one connection may wait for other servers.
@@ -35,6 +38,7 @@ const MOST_UNSENT: usize = 256 << 10;
 /// Accepts connections until `stop`.
 pub async fn serve(listener: TcpListener, resolver: Arc<Resolver>, stop: CancellationToken) {
     let crowd = Arc::new(Crowd::default());
+    let most = room();
     loop {
         let accepted = tokio::select! {
             () = stop.cancelled() => return,
@@ -43,13 +47,13 @@ pub async fn serve(listener: TcpListener, resolver: Arc<Resolver>, stop: Cancell
         let Ok((stream, peer)) = accepted.inspect_err(|error| warn!(%error, "cannot accept"))
         else {
             // Most likely there are too many open files: some of them can be spared.
-            let most = crowd.lock().len().max(1);
-            crowd.make_room(most);
+            let now = crowd.lock().len().max(1);
+            crowd.make_room(now);
             time::sleep(Duration::from_millis(20)).await;
             continue;
         };
         let _ = stream.set_nodelay(true);
-        crowd.make_room(MOST);
+        crowd.make_room(most);
         let guest = crowd.enter(stop.child_token());
         let (resolver, crowd) = (resolver.clone(), crowd.clone());
         tokio::spawn(async move {
@@ -58,6 +62,13 @@ pub async fn serve(listener: TcpListener, resolver: Arc<Resolver>, stop: Cancell
             crowd.lock().remove(&guest.number);
         });
     }
+}
+
+/// How many connections there may be, given how many files the process may open.
+fn room() -> usize {
+    let files = getrlimit(Resource::Nofile).current;
+    let share = files.and_then(|files| usize::try_from(files / SHARE).ok());
+    share.unwrap_or(MOST).clamp(1, MOST)
 }
 
 /// All who are connected.
@@ -100,16 +111,20 @@ impl Crowd {
         guest
     }
 
-    /// Sends away whoever has been silent for longest, until there are fewer than that.
+    /// Sends away those who have been silent for longest, until there are fewer than that.
     fn make_room(&self, most: usize) {
         let mut guests = self.lock();
         if guests.len() < most {
             return;
         }
-        // A sixteenth at a time, so that a flood does not make us search for each one.
+        // Some at a time, so that a flood does not make us search for each one; but only some,
+        // because others wait while they leave.
         let mut all: Vec<_> = guests.values().map(|g| (g.silent_since(), g.number)).collect();
-        all.sort_unstable();
-        for (_, number) in all.into_iter().take((most / 16).max(1)) {
+        let count = (most / 64).max(1);
+        if count < all.len() {
+            all.select_nth_unstable(count);
+        }
+        for (_, number) in all.into_iter().take(count) {
             if let Some(guest) = guests.remove(&number) {
                 guest.leave.cancel();
             }
@@ -123,17 +138,15 @@ async fn converse(
     resolver: &Arc<Resolver>,
     guest: &Guest,
 ) -> io::Result<()> {
-    let (late, mut replies) = mpsc::channel::<Vec<u8>>(MOST_LATE);
+    let mut late = Late::default();
     let (mut input, mut output) = (Vec::new(), Vec::new());
-    let mut waiting = 0_usize;
     loop {
         tokio::select! {
-            Some(reply) = replies.recv(), if waiting > 0 => {
-                waiting -= 1;
-                frame(&mut output, &reply);
-            }
-            read = read_some(&mut stream, &mut input), if waiting < MOST_LATE => {
-                if !read? {
+            reply = late.next(), if late.waiting > 0 => frame(&mut output, &reply),
+            ready = time::timeout(IDLE, stream.readable()), if late.waiting < MOST_LATE => {
+                let Ok(ready) = ready else { return Ok(()) };
+                ready?;
+                if !read_some(&stream, &mut input)? {
                     return Ok(());
                 }
                 guest.touch();
@@ -145,10 +158,7 @@ async fn converse(
             match answer(resolver, query, &peer, &mut output) {
                 Verdict::Done => {}
                 Verdict::Leave => return Ok(()),
-                Verdict::Late => {
-                    waiting += 1;
-                    ask(resolver, query.to_vec(), peer.ip(), late.clone());
-                }
+                Verdict::Late => late.ask(resolver, query.to_vec(), peer.ip()),
             }
             if output.len() > MOST_UNSENT {
                 send(&mut stream, &mut output).await?;
@@ -156,6 +166,10 @@ async fn converse(
         }
         input.drain(..used);
         send(&mut stream, &mut output).await?;
+        // Most connections are silent most of the time; then they should be nothing but that.
+        if input.is_empty() {
+            (input, output) = (Vec::new(), Vec::new());
+        }
     }
 }
 
@@ -168,12 +182,44 @@ async fn send(stream: &mut TcpStream, output: &mut Vec<u8>) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns false at the end, and when nothing came for too long.
-async fn read_some(stream: &mut TcpStream, input: &mut Vec<u8>) -> io::Result<bool> {
+/// Reads what is there; returns false at the end.
+fn read_some(stream: &TcpStream, input: &mut Vec<u8>) -> io::Result<bool> {
     input.reserve(CHUNK);
-    match time::timeout(IDLE, stream.read_buf(input)).await {
-        Ok(read) => Ok(read? > 0),
-        Err(_) => Ok(false),
+    match stream.try_read_buf(input) {
+        Ok(read) => Ok(read > 0),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+/// The queries of one connection that others have to be asked about.
+#[derive(Debug, Default)]
+struct Late {
+    waiting: usize,
+    /// Made when there is the first one: few connections have any.
+    replies: Option<Replies>,
+}
+
+type Replies = (mpsc::Sender<Vec<u8>>, mpsc::Receiver<Vec<u8>>);
+
+impl Late {
+    /// The next reply.
+    async fn next(&mut self) -> Vec<u8> {
+        let Some((_, replies)) = &mut self.replies else { return std::future::pending().await };
+        let reply = replies.recv().await.unwrap_or_default();
+        self.waiting -= 1;
+        reply
+    }
+
+    fn ask(&mut self, resolver: &Arc<Resolver>, query: Vec<u8>, peer: IpAddr) {
+        let (sender, _) = self.replies.get_or_insert_with(|| mpsc::channel(MOST_LATE));
+        let (sender, resolver) = (sender.clone(), resolver.clone());
+        self.waiting += 1;
+        tokio::spawn(async move {
+            let reply = resolver.finish(&query, Transport::Tcp, Some(peer)).await;
+            // The client may have left.
+            let _ = sender.send(reply.unwrap_or_default()).await;
+        });
     }
 }
 
@@ -214,13 +260,4 @@ fn answer(resolver: &Resolver, query: &[u8], peer: &SocketAddr, output: &mut Vec
             }
         }
     })
-}
-
-fn ask(resolver: &Arc<Resolver>, query: Vec<u8>, peer: IpAddr, late: mpsc::Sender<Vec<u8>>) {
-    let resolver = resolver.clone();
-    tokio::spawn(async move {
-        let reply = resolver.finish(&query, Transport::Tcp, Some(peer)).await.unwrap_or_default();
-        // The client may have left.
-        let _ = late.send(reply).await;
-    });
 }

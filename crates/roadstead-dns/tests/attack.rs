@@ -2,6 +2,8 @@
 //!
 //! The bounds leave room for a debug build on a busy machine; the figures are written out.
 
+use std::collections::VecDeque;
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +21,9 @@ use roadstead_zone::zone::{Keeper, Settings};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
-const QUESTIONS: u16 = 500;
+/// How often is measured, and how many questions are asked each time.
+const ROUNDS: usize = 5;
+const QUESTIONS: u16 = 200;
 
 fn query(id: u16, name: &str) -> Vec<u8> {
     let [high, low] = id.to_be_bytes();
@@ -29,24 +33,66 @@ fn query(id: u16, name: &str) -> Vec<u8> {
     bytes
 }
 
+/// How a client reaches the server.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Udp,
+    /// Over one connection, which is open already.
+    Tcp,
+    /// Over a new connection each time.
+    Connect,
+}
+
+fn connect(server: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(server).expect("there is room for one more");
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream
+}
+
+/// Asks over a connection.
+fn ask(stream: &mut TcpStream, query: &[u8], reply: &mut [u8; 512]) -> usize {
+    let length = u16::try_from(query.len()).unwrap().to_be_bytes();
+    stream.write_all(&[&length, query].concat()).unwrap();
+    let mut length = [0; 2];
+    stream.read_exact(&mut length).expect("no answer is lost");
+    let length = usize::from(u16::from_be_bytes(length));
+    stream.read_exact(&mut reply[..length]).unwrap();
+    length
+}
+
 /// Asks one question after the other; returns how long the median took, and 99 of 100.
-fn latencies(server: SocketAddr) -> (Duration, Duration) {
+fn round(server: SocketAddr, way: Way) -> [Duration; 2] {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     socket.connect(server).unwrap();
+    let mut stream = connect(server);
     let mut times = Vec::new();
     let mut reply = [0; 512];
     for id in 0..QUESTIONS {
         let query = query(id, "web.prod.svc.cluster.local");
         let began = Instant::now();
-        socket.send(&query).unwrap();
-        let length = socket.recv(&mut reply).expect("no answer is lost");
+        let length = match way {
+            Way::Udp => {
+                socket.send(&query).unwrap();
+                socket.recv(&mut reply).expect("no answer is lost")
+            }
+            Way::Tcp => ask(&mut stream, &query, &mut reply),
+            Way::Connect => ask(&mut connect(server), &query, &mut reply),
+        };
         times.push(began.elapsed());
         assert_eq!(reply[..2], query[..2]);
         assert_eq!(reply[length - 4..length], [10, 96, 0, 1]);
     }
     times.sort_unstable();
-    (times[times.len() / 2], times[times.len() * 99 / 100])
+    [times[times.len() / 2], times[times.len() * 99 / 100]]
+}
+
+/// The best of several rounds: whatever else the machine does, it does not do all the time, and an
+/// attack does.
+fn latencies(server: SocketAddr, way: Way) -> [Duration; 2] {
+    let rounds: Vec<_> = (0..ROUNDS).map(|_| round(server, way)).collect();
+    [0, 1].map(|at| rounds.iter().map(|round| round[at]).min().unwrap())
 }
 
 /// Something that goes on until it is dropped.
@@ -107,7 +153,7 @@ fn foreign(number: u64) -> Vec<u8> {
 
 /// Thousands of connections over which nothing is ever asked.
 fn connections(server: SocketAddr) -> Attack {
-    // Both ends are in this process, though the server keeps no more than 4096.
+    // Both ends are in this process, though the server takes no more than a third of the files.
     let limits = std::fs::read_to_string("/proc/self/limits").unwrap();
     let files = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
     let files: usize = files.split_whitespace().next().unwrap().parse().unwrap_or(usize::MAX);
@@ -116,6 +162,23 @@ fn connections(server: SocketAddr) -> Attack {
     assert!(held.len() > count / 2, "only {} of {count} connections", held.len());
     eprintln!("{} connections are open", held.len());
     Attack { over: Arc::default(), threads: Vec::new(), _held: held }
+}
+
+/// Some thousand connections per second, of which the last few hundred are open.
+fn revolving(server: SocketAddr) -> Attack {
+    let over = Arc::new(AtomicBool::new(false));
+    let stop = over.clone();
+    let thread = thread::spawn(move || {
+        let mut held = VecDeque::new();
+        while !stop.load(Ordering::Relaxed) {
+            held.extend((0..4).filter_map(|_| TcpStream::connect(server).ok()));
+            while held.len() > 400 {
+                held.pop_front();
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+    });
+    Attack { over, threads: vec![thread], _held: Vec::new() }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -137,24 +200,25 @@ async fn latency_under_attack() {
     let serving =
         tokio::spawn(async move { server.serve(resolver, &Metrics::default(), 0, token).await });
 
-    let attacks: [(&str, Begin); 3] = [
+    let attacks: [(&str, Begin); 4] = [
         ("malformed packets", |server| flood(server, malformed)),
         ("names of dead upstreams", |server| flood(server, foreign)),
         ("idle connections", connections),
+        ("connections that come and go", revolving),
     ];
     let measured = tokio::task::spawn_blocking(move || {
-        latencies(address);
+        round(address, Way::Udp);
+        let measure = || [Way::Udp, Way::Tcp, Way::Connect].map(|way| latencies(address, way));
         for (name, begin) in attacks {
-            let quiet = latencies(address);
+            let quiet = measure();
             let attack = begin(address);
-            let under = latencies(address);
+            let under = measure();
             drop(attack);
-            let ratio = under.1.as_secs_f64() / quiet.1.as_secs_f64();
-            eprintln!(
-                "{name}: p50, p99 {quiet:?} before, {under:?} under attack: {ratio:.1} times"
-            );
-            assert!(under.0 < quiet.0 * 5 + Duration::from_millis(2), "{name}: half of them");
-            assert!(under.1 < quiet.1 * 10 + Duration::from_millis(40), "{name}: 99 of 100");
+            for ((way, quiet), under) in ["udp", "tcp", "connect"].iter().zip(quiet).zip(under) {
+                eprintln!("{name}, {way}: p50, p99 {quiet:?} before, {under:?} under attack");
+                assert!(under[0] < quiet[0] * 3 + Duration::from_micros(300), "{name}, {way}: p50");
+                assert!(under[1] < quiet[1] * 5 + Duration::from_millis(5), "{name}, {way}: p99");
+            }
         }
     });
     measured.await.unwrap();

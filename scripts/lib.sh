@@ -33,6 +33,7 @@ need_tools() {
     need curl curl || missing="$missing curl"
     need nslookup bind9-dnsutils || missing="$missing nslookup"
     need musl-gcc musl-tools || missing="$missing musl-gcc"
+    need busybox busybox || missing="$missing busybox"
     need jq jq || missing="$missing jq"
     need kubectl kubernetes-client || missing="$missing kubectl"
 }

@@ -78,6 +78,7 @@ fn clients_of_others() {
         std::fs::write("/run/resolv.conf", text).unwrap();
         run("mount --bind /run/resolv.conf /etc/resolv.conf");
         glibc();
+        busybox();
         searches(&resolver, &metrics);
         stop.cancel();
         runtime.block_on(served).unwrap().unwrap();
@@ -126,6 +127,28 @@ fn glibc() {
         assert!(both.contains(want), "{name}, both families:\n{both}");
     }
     assert!(!try_run("getent ahosts web").status.success(), "not in this namespace");
+}
+
+/// What most small images have. It asks for both families, and stops at the first error.
+fn busybox() {
+    if is_left_out("busybox") {
+        return;
+    }
+    // Of Debian's package busybox.
+    let look = |what: &str| run(&format!("busybox nslookup {what}"));
+    let both = look("web.shop.svc.cluster.local");
+    assert!(both.contains("10.96.0.1") && both.contains("fd96::1"), "{both}");
+    let one = look("four.shop.svc.cluster.local 127.0.0.1");
+    assert!(one.contains("10.96.0.4"), "{one}");
+    let back = look("10.96.0.1");
+    assert!(back.contains("web.shop.svc.cluster.local"), "{back}");
+    let ports = look("-type=srv _http._tcp.web.shop.svc.cluster.local");
+    assert!(ports.contains("80 web.shop.svc.cluster.local"), "{ports}");
+    let outer = look("www.example.com.");
+    assert!(outer.contains("192.0.2.80"), "{outer}");
+    let nothing = try_run("busybox nslookup nothing.shop.svc.cluster.local");
+    let text = String::from_utf8_lossy(&nothing.stdout).into_owned();
+    assert!(!nothing.status.success() && text.contains("NXDOMAIN"), "{text}");
 }
 
 const SEARCHES: [&str; 3] = ["default.svc.cluster.local", "svc.cluster.local", "cluster.local"];

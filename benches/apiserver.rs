@@ -238,10 +238,7 @@ impl Bench {
 
     /// Everything that clients do, around a number of objects.
     async fn around(&mut self, size: u64) {
-        println!(
-            "\n{:<26} {:>8} {:>10} {:>8} {:>8} {:>8} {:>8}",
-            self.name, "objects", "per s", "p50 ms", "p99 ms", "cpu µs", "x peer"
-        );
+        self.head();
         self.passes += 1;
         let pass = self.passes;
         self.grow(size).await;
@@ -276,6 +273,13 @@ impl Bench {
         self.memory("memory", size).await;
     }
 
+    fn head(&self) {
+        println!(
+            "\n{:<26} {:>8} {:>10} {:>8} {:>8} {:>8} {:>8}",
+            self.name, "objects", "per s", "p50 ms", "p99 ms", "cpu µs", "x peer"
+        );
+    }
+
     /// Makes ConfigMaps until there are so many.
     async fn grow(&mut self, size: u64) {
         let made = self.made;
@@ -286,6 +290,7 @@ impl Bench {
 
     /// The memory that is compared: at a fixed number of objects, after the load before.
     async fn fill(&mut self) {
+        self.head();
         self.grow(FILLED).await;
         let create = |n| Call::new(Method::POST, SERVICES.into()).with(&service(&format!("f{n}")));
         load(&mut self.connections, SERVICES_MADE, create).await;

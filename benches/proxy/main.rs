@@ -7,7 +7,8 @@
 //! them, so the figures include deciding and committing.
 //!
 //! With `KUBE_PROXY` and `ROADSTEAD` set to the paths of the two programs, a real kube-proxy and we
-//! then follow the same API server, each in a process of its own.
+//! then follow the same API server, each in a process of its own; and its first packet is measured
+//! beside ours.
 
 #![allow(clippy::print_stdout, reason = "a benchmark reports on standard output")]
 

@@ -5,6 +5,7 @@
 //! forgets all connections before each series, because every flow of a series stays in its memory
 //! for minutes, and looking for a free port among tens of thousands is not the proxy's work.
 
+use std::env;
 use std::net::UdpSocket;
 use std::time::{Duration, Instant};
 
@@ -14,8 +15,10 @@ use roadstead_proxy::plane::Mode;
 use roadstead_testkit::netns::{inside, make_node, make_pod, run};
 
 use crate::cluster::{self, address, config, service, slice};
+use crate::peer::{KUBE_PROXY, KubeProxy};
 
 const SIZES: [u32; 4] = [100, 1_000, 10_000, 30_000];
+const PEER_SIZES: [u32; 2] = [100, 1_000];
 /// Each figure is the median of so many series, so that a burst of somebody else's does not show.
 const SERIES: usize = 11;
 const ROUND_TRIPS: usize = 600;
@@ -67,12 +70,22 @@ pub fn measure() {
             });
         }
     }
+    if env::var_os(KUBE_PROXY).is_some() {
+        for services in PEER_SIZES {
+            let last = format!("{}:80", address(services / 2));
+            row(&format!("kube-proxy, {services} Services"), &last, &|| {
+                let targets = |n| vec![target_of(n, services)];
+                Rules::OfPeer(KubeProxy::start(services, targets, CLIENT))
+            });
+        }
+    }
 }
 
 /// The rules between client and pod.
 enum Rules {
     ByHand,
     OfServices(Agent),
+    OfPeer(KubeProxy),
 }
 
 impl Rules {
@@ -85,20 +98,25 @@ impl Rules {
     }
 
     fn remove(self) {
-        if let Self::OfServices(agent) = self {
-            drop(agent);
-            cluster::cleanup();
+        match self {
+            Self::ByHand => {}
+            Self::OfServices(agent) => drop(agent),
+            Self::OfPeer(peer) => drop(peer),
         }
+        cluster::cleanup();
         run("nft 'add table ip t; delete table ip t'");
     }
 }
 
 /// The Service in the middle leads to the pod, the others nowhere.
+fn target_of(n: u32, services: u32) -> u32 {
+    if n == services / 2 { 0 } else { n + 1 }
+}
+
 fn serve(mode: Mode, services: u32) -> Agent {
     let mut agent = Agent::new(config(mode, &[CLIENT])).expect("we may write rules here");
-    let chosen = services / 2;
     for n in 0..services {
-        let target = if n == chosen { 0 } else { n + 1 };
+        let target = target_of(n, services);
         agent.observe_service(&service(n));
         agent.observe_slice(&slice(n, target..target + 1));
     }

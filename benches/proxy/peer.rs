@@ -43,7 +43,7 @@ pub fn measure() {
     );
     for services in SIZES {
         let runtime = Runtime::new().expect("a runtime");
-        let (_server, client) = runtime.block_on(serve(services));
+        let (_server, client) = runtime.block_on(serve(services, |n| vec![2 * n, 2 * n + 1]));
         for subject in [Subject::KubeProxy, Subject::Roadstead] {
             subject.measure(services, &runtime, &client);
         }
@@ -70,8 +70,38 @@ impl Drop for Running {
     }
 }
 
+/// kube-proxy in the mode nftables, with the API server that it follows.
+pub struct KubeProxy {
+    _proxy: Running,
+    _server: Running,
+    _runtime: Runtime,
+}
+
+impl KubeProxy {
+    /// Returns when the rules are there. Whoever is in `local` is not masqueraded.
+    pub fn start(services: u32, targets: impl Fn(u32) -> Vec<u32>, local: &str) -> Self {
+        let runtime = Runtime::new().expect("a runtime");
+        let (server, _) = runtime.block_on(serve(services, targets));
+        let proxy = Subject::KubeProxy.start(local);
+        wait_for(services);
+        // It tidies up afterwards.
+        sleep(PAUSE);
+        Self { _proxy: proxy, _server: server, _runtime: runtime }
+    }
+}
+
+/// Waits until the kernel has the last Service.
+fn wait_for(services: u32) {
+    let started = Instant::now();
+    let mut kernel = Socket::open().expect("a netlink socket");
+    while !serves(&mut kernel, services - 1) {
+        assert!(started.elapsed() < Duration::from_secs(180), "nobody serves service {services}");
+        sleep(Duration::from_millis(5));
+    }
+}
+
 /// An API server that has the objects.
-async fn serve(services: u32) -> (Running, Client) {
+async fn serve(services: u32, targets: impl Fn(u32) -> Vec<u32>) -> (Running, Client) {
     let _ = fs::remove_file(KUBECONFIG);
     let program = env::var(ROADSTEAD).expect("ROADSTEAD names the API server");
     let server = Command::new(program)
@@ -97,10 +127,11 @@ async fn serve(services: u32) -> (Running, Client) {
     let of_slices = Api::default_namespaced(client.clone());
     stream::iter(0..services)
         .for_each_concurrent(32, |n| {
-            let (of_services, of_slices) = (&of_services, &of_slices);
+            let (of_services, of_slices, targets) = (&of_services, &of_slices, &targets);
             async move {
                 create::<Service>(of_services, service_object(n)).await;
-                create::<EndpointSlice>(of_slices, slice_object(n, 2 * n..2 * n + 2)).await;
+                let slice = slice_object(n, targets(n).into_iter());
+                create::<EndpointSlice>(of_slices, slice).await;
             }
         })
         .await;
@@ -122,12 +153,12 @@ enum Subject {
 }
 
 impl Subject {
-    fn start(self) -> Running {
+    fn start(self, local: &str) -> Running {
         let mut command = match self {
             Subject::KubeProxy => {
                 let mut command = Command::new(env::var(KUBE_PROXY).expect("it was set"));
                 command.args(["--proxy-mode=nftables", "--hostname-override=node-1"]);
-                command.args(["--kubeconfig", KUBECONFIG, "--cluster-cidr", PODS]);
+                command.args(["--kubeconfig", KUBECONFIG, "--cluster-cidr", local]);
                 // These settings belong to the machine, which is not ours to set.
                 command.args(["--conntrack-max-per-core=0", "--conntrack-min=0"]);
                 command.arg("--conntrack-tcp-timeout-established=0");
@@ -150,13 +181,10 @@ impl Subject {
             Subject::Roadstead => "roadstead",
         };
         let started = Instant::now();
-        let process = self.start();
+        let process = self.start(PODS);
         let id = process.0.id().to_string();
+        wait_for(services);
         let mut kernel = Socket::open().expect("a netlink socket");
-        while !serves(&mut kernel, services - 1) {
-            assert!(started.elapsed() < Duration::from_secs(180), "{name} does not come up");
-            sleep(Duration::from_millis(5));
-        }
         let (cold, cold_cpu) = (started.elapsed(), cpu(&id));
         sleep(PAUSE);
         let before = cpu(&id);

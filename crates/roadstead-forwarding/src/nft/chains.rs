@@ -234,9 +234,10 @@ fn lookups(fields: &'static [Field]) -> Vec<Rule> {
         true => (SetName::AffinityServices, SetName::ServiceIps),
         false => (SetName::AffinityNodePorts, SetName::ServiceNodePorts),
     };
+    // Few Services have affinity, so the others do not pay for the second question.
     vec![
-        vec![Statement::GotoByFields(fields, affinity)],
         vec![Statement::RememberClass(fields, services), Statement::GotoByClass(SetName::Picks)],
+        vec![Statement::GotoByFields(fields, affinity)],
     ]
 }
 

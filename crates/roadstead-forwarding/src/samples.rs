@@ -225,6 +225,17 @@ pub(crate) fn packets(family: IpFamily) -> Vec<Packet> {
         (PODS, 3, 8081),
     ];
     let mut packets = Vec::new();
+    if family == IpFamily::V4 {
+        // Programs on the node that call each other, and node ports, by the loopback address.
+        let local = IpAddr::from([127, 0, 0, 1]);
+        packets.extend([80, 30080, 30081].map(|port| Packet {
+            source: local,
+            destination: local,
+            protocol: Protocol::Tcp,
+            port,
+            origin: Origin::Node,
+        }));
+    }
     for (net, host, origin) in pods.into_iter().chain([outside, node, looped]) {
         for (to, number, port) in destinations {
             for protocol in [Protocol::Tcp, Protocol::Udp] {

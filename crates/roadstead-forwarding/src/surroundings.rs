@@ -30,6 +30,8 @@ pub struct Surroundings {
     pub service_networks: Vec<IpNet>,
     /// Whether pods appear as the node to everybody outside the networks of `detect_local`.
     pub masquerade_egress: bool,
+    /// Whether the kernel counts packets under the names that iptables rules give them (nfacct).
+    pub named_counters: bool,
 }
 
 impl Default for Surroundings {
@@ -43,6 +45,7 @@ impl Default for Surroundings {
             node_addresses: BTreeSet::new(),
             service_networks: Vec::new(),
             masquerade_egress: false,
+            named_counters: false,
         }
     }
 }
@@ -63,7 +66,10 @@ impl Surroundings {
             NodePorts::On(addresses) => {
                 NodePorts::On(addresses.iter().filter(|a| same(a)).copied().collect())
             }
-            every => every.clone(),
+            // The kernel lets 127.0.0.0/8 leave the machine if asked to, but never ::1.
+            NodePorts::Every { loopback } => {
+                NodePorts::Every { loopback: *loopback && family == IpFamily::V4 }
+            }
         };
         Self {
             detect_local,
@@ -72,6 +78,16 @@ impl Surroundings {
             node_addresses: self.node_addresses.iter().filter(|a| same(a)).copied().collect(),
             service_networks: networks(&self.service_networks),
             ..self.clone()
+        }
+    }
+
+    /// Whether node ports are served on 127.0.0.1, which needs leave and a guard.
+    pub fn serves_loopback(&self) -> bool {
+        match &self.node_ports {
+            NodePorts::Every { loopback } => *loopback,
+            NodePorts::On(addresses) => {
+                addresses.iter().any(|address| address.is_ipv4() && address.is_loopback())
+            }
         }
     }
 

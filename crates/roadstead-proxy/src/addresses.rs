@@ -65,6 +65,15 @@ pub fn node_ports(
     (NodePorts::On(chosen), odd)
 }
 
+/// Whoever serves node ports on all addresses serves them on the loopback addresses only if told
+/// to.
+pub(crate) fn with_localhost(node_ports: NodePorts, localhost: bool) -> NodePorts {
+    match node_ports {
+        NodePorts::Every { .. } => NodePorts::Every { loopback: localhost },
+        chosen => chosen,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

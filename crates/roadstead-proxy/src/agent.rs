@@ -31,7 +31,8 @@ use tokio::{task, time};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use crate::addresses::own_addresses;
+use crate::accounting;
+use crate::addresses::{own_addresses, with_localhost};
 use crate::conntrack::{self, Order};
 use crate::family::{FamilyPlane, seconds_now};
 use crate::forward;
@@ -69,6 +70,8 @@ pub struct Config {
     pub programmed: watch::Sender<Programmed>,
     /// Where node ports are served, if `surroundings` does not say: networks and keywords.
     pub node_port_addresses: Vec<String>,
+    /// Whether mode `iptables` serves node ports on 127.0.0.1, too (`localhostNodePorts`).
+    pub localhost_node_ports: bool,
     /// Whether to follow our Node object: its zone, its addresses, whether it is about to leave.
     pub follow_node: bool,
     /// Whether pods are recognised by the networks that the Node object names.
@@ -95,6 +98,7 @@ impl Default for Config {
             families: vec![IpFamily::V4, IpFamily::V6],
             programmed: watch::Sender::default(),
             node_port_addresses: Vec::new(),
+            localhost_node_ports: true,
             follow_node: false,
             node_networks: false,
             metrics: Arc::default(),
@@ -239,6 +243,7 @@ pub struct Agent {
     surroundings: Surroundings,
     node_name: String,
     node_port_addresses: Vec<String>,
+    localhost: bool,
     node_networks: bool,
     conntrack: Option<mpsc::Sender<Order>>,
     metrics: Arc<Metrics>,
@@ -254,6 +259,9 @@ impl Agent {
         if surroundings.node_addresses.is_empty() {
             surroundings.node_addresses = own_addresses().unwrap_or_default();
         }
+        let localhost = mode == Mode::Iptables && config.localhost_node_ports;
+        surroundings.node_ports = with_localhost(surroundings.node_ports, localhost);
+        surroundings.named_counters = mode == Mode::Iptables && accounting::make();
         let family = |family: &IpFamily| {
             let table = ForwardingTable::new(*family, &surroundings);
             let plane = Plane::open(mode, *family, config.ipvs)
@@ -278,6 +286,7 @@ impl Agent {
             surroundings,
             node_name: config.node_name,
             node_port_addresses: config.node_port_addresses,
+            localhost,
             node_networks: config.node_networks,
             conntrack: conntrack::start(config.metrics.clone()).ok(),
             metrics: config.metrics,

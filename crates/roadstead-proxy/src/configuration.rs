@@ -30,6 +30,8 @@ pub struct Configuration {
     pub masquerade_bit: u32,
     /// Where node ports are served: networks and keywords.
     pub node_port_addresses: Vec<String>,
+    /// Whether mode `iptables` serves node ports on 127.0.0.1, too.
+    pub localhost_node_ports: bool,
     /// Where `/healthz` and `/livez` are.
     pub healthz: Option<SocketAddr>,
     /// Where `/metrics` and `/proxyMode` are.
@@ -65,6 +67,7 @@ impl Default for Configuration {
             masquerade_all: false,
             masquerade_bit: 14,
             node_port_addresses: Vec::new(),
+            localhost_node_ports: true,
             healthz: Some((Ipv4Addr::UNSPECIFIED, 10256).into()),
             metrics: Some((Ipv4Addr::LOCALHOST, 10249).into()),
             node_name: None,
@@ -144,6 +147,9 @@ impl Configuration {
         }
         let addresses = value["nodePortAddresses"].as_array().into_iter().flatten();
         config.node_port_addresses = addresses.filter_map(text).collect();
+        if let Some(localhost) = value["iptables"]["localhostNodePorts"].as_bool() {
+            config.localhost_node_ports = localhost;
+        }
         config.healthz = bind(&value["healthzBindAddress"], config.healthz, &mut notes);
         config.metrics = bind(&value["metricsBindAddress"], config.metrics, &mut notes);
         config.node_name = text(&value["hostnameOverride"]);
@@ -270,7 +276,7 @@ detectLocal: {bridgeInterface: '', interfaceNamePrefix: veth}
 healthzBindAddress: 0.0.0.0:10300
 metricsBindAddress: ''
 hostnameOverride: node-7
-iptables: {masqueradeAll: true, masqueradeBit: 15, syncPeriod: 0s}
+iptables: {masqueradeAll: true, masqueradeBit: 15, syncPeriod: 0s, localhostNodePorts: false}
 mode: iptables
 nodePortAddresses: [primary, 10.0.0.0/8]
 logging: {level: 4}
@@ -280,7 +286,7 @@ logging: {level: 4}
         assert_eq!(config.mode, Mode::Iptables);
         assert_eq!(config.cluster_networks.len(), 2);
         assert_eq!(config.detect_local, DetectLocalMode::InterfacePrefix("veth".into()));
-        assert!(config.masquerade_all);
+        assert!(config.masquerade_all && !config.localhost_node_ports);
         assert_eq!(config.masquerade_bit, 15);
         assert_eq!(config.node_port_addresses, ["primary", "10.0.0.0/8"]);
         assert_eq!(config.healthz.unwrap().port(), 10300);

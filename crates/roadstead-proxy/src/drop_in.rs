@@ -55,6 +55,7 @@ pub fn agent_config(configuration: &Configuration, node_name: &str) -> Config {
             ..Surroundings::default()
         },
         node_port_addresses,
+        localhost_node_ports: configuration.localhost_node_ports,
         node_networks: configuration.detect_local == DetectLocalMode::NodeCidr,
         follow_node: true,
         ..Config::default()

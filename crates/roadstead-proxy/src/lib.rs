@@ -6,6 +6,7 @@
 //! sees of them. Nothing is written before everything is known, and after a failure the last good
 //! state stays.
 
+mod accounting;
 pub mod addresses;
 pub mod agent;
 pub mod announce;

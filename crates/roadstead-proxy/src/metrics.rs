@@ -12,6 +12,7 @@ use prometheus_client::registry::{Metric, Registry};
 use roadstead_forwarding::iptables::model::TableName;
 use roadstead_forwarding::service::IpFamily;
 
+use crate::accounting::NamedCounters;
 use crate::iptables::RuleCount;
 
 /// The label of most of them.
@@ -145,6 +146,7 @@ impl Default for Metrics {
         let conntrack_deleted = add(registry, name, Counters::default());
         let programmed_revision = add(registry, "programmed_revision", Gauge::default());
         add_silent(registry);
+        registry.register_collector(Box::new(NamedCounters));
         Self {
             registry: root,
             sync,
@@ -176,8 +178,6 @@ impl Default for Metrics {
 /// Names that dashboards look for, of things that this proxy does not do.
 fn add_silent(registry: &mut Registry) {
     for name in [
-        "iptables_ct_state_invalid_dropped_packets",
-        "iptables_localhost_nodeports_accepted_packets",
         "nftables_localhost_nodeport_listener_creation_failures",
         "nftables_localhost_nodeport_rejected_packets",
     ] {
@@ -255,7 +255,7 @@ mod tests {
             "kubeproxy_sync_proxy_rules_iptables_total{table=\"nat\",ip_family=\"IPv4\"} 7",
             "kubeproxy_sync_proxy_rules_iptables_last{table=\"nat\",ip_family=\"IPv4\"} 3",
             "kubeproxy_sync_proxy_rules_endpoint_changes_total 0",
-            "kubeproxy_iptables_ct_state_invalid_dropped_packets_total 0",
+            "kubeproxy_nftables_localhost_nodeport_listeners 0",
         ] {
             assert!(page.contains(line), "{line} is missing in\n{page}");
         }

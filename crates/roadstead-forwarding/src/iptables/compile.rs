@@ -25,6 +25,12 @@ const FORWARD: &str = "KUBE-FORWARD";
 pub(crate) const EGRESS: &str = "KUBE-EGRESS";
 /// Empty, and gone when somebody has flushed the tables.
 pub const CANARY: &str = "KUBE-PROXY-CANARY";
+/// Keeps strangers from calling 127.0.0.1 where the kernel would let them. The kubelet has the same.
+pub const GUARD: &str = "KUBE-FIREWALL";
+/// Counts node ports called by a loopback address.
+pub const LOCALHOST_ACCEPTED: &str = "localhost_nps_accepted_pkts";
+/// Counts packets that fit no connection.
+pub const INVALID_DROPPED: &str = "ct_state_invalid_dropped_pkts";
 /// With more targets than this, rules for single endpoints have no comments.
 const LARGE: usize = 1000;
 
@@ -71,6 +77,11 @@ impl<'a> Context<'a> {
         }
     }
 
+    /// Whether calls of node ports by a loopback address are counted.
+    pub(super) fn counts_localhost(&self) -> bool {
+        self.surroundings.named_counters && self.surroundings.serves_loopback()
+    }
+
     fn networks(&self) -> &[IpNet] {
         match &self.surroundings.detect_local {
             DetectLocal::Networks(networks) => networks,
@@ -107,7 +118,8 @@ pub fn compile(table: &ForwardingTable) -> Program {
         rules.extend(last_rules(chain, table.family(), &context));
         chains.insert((table_name, name.into()), rules);
     }
-    Program { family: table.family(), chains, hooks: hooks() }
+    let hooks = hooks(table.surroundings().serves_loopback());
+    Program { family: table.family(), chains, hooks }
 }
 
 impl Shared {
@@ -158,7 +170,7 @@ pub(super) fn last_rules(chain: Shared, family: IpFamily, context: &Context<'_>)
     }
 }
 
-fn loopback(family: IpFamily) -> IpNet {
+pub(super) fn loopback(family: IpFamily) -> IpNet {
     let text = match family {
         IpFamily::V4 => "127.0.0.0/8",
         IpFamily::V6 => "::1/128",
@@ -170,9 +182,23 @@ fn loopback(family: IpFamily) -> IpNet {
 pub(super) fn fixed_chains(context: &Context<'_>) -> Chains {
     let mut chains = mark_chains(context);
     chains.insert((TableName::Nat, POSTROUTING.into()), postrouting(context));
-    let bit = context.surroundings.masquerade_mark;
-    chains.insert((TableName::Filter, FORWARD.into()), forward(bit));
+    let mut forward = forward(context.surroundings.masquerade_mark);
+    if context.surroundings.named_counters {
+        forward[0].matches.push(Match::Count(INVALID_DROPPED));
+    }
+    chains.insert((TableName::Filter, FORWARD.into()), forward);
+    if context.surroundings.serves_loopback() {
+        chains.insert((TableName::Filter, GUARD.into()), vec![guard()]);
+    }
     chains
+}
+
+/// With `route_localnet` the kernel takes packets for 127.0.0.0/8 from anywhere; this does not.
+fn guard() -> Rule {
+    let local = loopback(IpFamily::V4);
+    let why = Match::Comment("block incoming localnet connections".into());
+    let (from, to) = (Match::Source(local, Sense::IsNot), Match::Destination(local, Sense::Is));
+    Rule::new([from, to, why, Match::Uninvited], Verdict::Drop)
 }
 
 /// The canaries, and the chains that mark packets.
@@ -248,12 +274,14 @@ pub fn shared_chains() -> impl Iterator<Item = (TableName, &'static str)> {
     shared.into_iter().chain(nat).chain(canaries).chain([(TableName::Filter, FORWARD)])
 }
 
-/// The jumps into our chains, in the order in which kube-proxy makes them.
-pub(super) fn hooks() -> Vec<Hook> {
+/// The jumps into our chains, in the order in which kube-proxy makes them; with those to the guard
+/// if it is needed.
+pub(super) fn hooks(guarded: bool) -> Vec<Hook> {
     const VISIBLE: &str = "kubernetes externally-visible service portals";
     const PORTALS: &str = "kubernetes service portals";
     const BALANCER: &str = "kubernetes load balancer firewall";
     let (nat, filter) = (TableName::Nat, TableName::Filter);
+    let guards = ["INPUT", "OUTPUT"].map(|from| hook(filter, from, GUARD, "", false));
     [
         (filter, "INPUT", EXTERNAL_SERVICES, VISIBLE, true),
         (filter, "FORWARD", EXTERNAL_SERVICES, VISIBLE, true),
@@ -270,6 +298,7 @@ pub(super) fn hooks() -> Vec<Hook> {
     ]
     .into_iter()
     .map(|(table, from, to, comment, only_new)| hook(table, from, to, comment, only_new))
+    .chain(guards.into_iter().filter(|_| guarded))
     .collect()
 }
 

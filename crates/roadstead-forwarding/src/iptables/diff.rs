@@ -9,7 +9,7 @@ use std::fmt;
 use std::mem;
 use std::sync::Arc;
 
-use super::compile::{Context, fixed_chains, hooks, last_rules, shared_chains};
+use super::compile::{Context, GUARD, fixed_chains, hooks, last_rules, shared_chains};
 use super::listing::Listing;
 use super::model::{ChainName, Hook, Program, Rule, TableName};
 use super::names::is_per_service;
@@ -46,6 +46,11 @@ impl Restore {
     pub fn operations(&self) -> usize {
         let count = |s: &Section| s.declare.len() + s.lines.len();
         self.tables.values().map(count).sum()
+    }
+
+    /// Whether a chain is deleted.
+    pub fn deletes(&self, table: TableName, chain: &str) -> bool {
+        self.tables.get(&table).is_some_and(|section| section.delete.iter().any(|c| **c == *chain))
     }
 
     /// How many rules are written to a table.
@@ -115,8 +120,10 @@ impl Layout {
     /// Takes over what a predecessor left; returns what is still to be done.
     pub fn adopt(table: &ForwardingTable, listing: &Listing) -> (Self, Restore) {
         let mut restore = Restore::default();
-        write_hooks(table.family(), &hooks(), listing, &mut restore);
-        let chains = listing.chains.iter().filter(|((table, chain), _)| is_ours(*table, chain));
+        let guarded = table.surroundings().serves_loopback();
+        write_hooks(table.family(), &hooks(guarded), listing, &mut restore);
+        let ours = |table, chain: &str| is_ours(table, chain) || is_guard(table, chain);
+        let chains = listing.chains.iter().filter(|((table, chain), _)| ours(*table, chain));
         let mut layout = Self {
             family: table.family(),
             surroundings: table.surroundings().clone(),
@@ -165,7 +172,8 @@ impl Layout {
     /// Whether the kernel still has all that it should have of ours.
     pub fn is_intact(&self, listing: &Listing) -> bool {
         let mut missing = Restore::default();
-        write_hooks(self.family, &hooks(), listing, &mut missing);
+        let hooks = hooks(self.surroundings.serves_loopback());
+        write_hooks(self.family, &hooks, listing, &mut missing);
         missing.is_empty()
             && self
                 .chains
@@ -197,8 +205,17 @@ impl Layout {
             self.ports.insert(name.clone(), port);
         }
         wanted.extend(Shared::ALL.map(|chain| self.shared_chain(chain, &context)));
-        let gone: Vec<_> =
-            self.chains.keys().filter(|key| !wanted.contains_key(*key)).cloned().collect();
+        // The kubelet may have put the guard there, and may rely on it.
+        if let Some(((table, chain), rules)) =
+            self.chains.iter().find(|(key, _)| is_guard(key.0, &key.1))
+            && let Some(ours) = wanted.get_mut(&(*table, chain.clone()))
+            && ours.iter().all(|rule| rules.contains(rule))
+        {
+            ours.clone_from(rules);
+        }
+        let goes =
+            |key: &&(TableName, ChainName)| !wanted.contains_key(*key) && !is_guard(key.0, &key.1);
+        let gone: Vec<_> = self.chains.keys().filter(goes).cloned().collect();
         self.apply(wanted, gone, restore);
     }
 
@@ -299,13 +316,23 @@ impl Kept {
 
     /// All that this mode uses stays.
     pub fn ours() -> Self {
-        Self { is_kept: is_ours, hooks: hooks() }
+        Self {
+            is_kept: |table, chain| is_ours(table, chain) || is_guard(table, chain),
+            hooks: hooks(true),
+        }
     }
 }
 
 /// Deletes everything of ours that a listing shows, and the jumps to it.
 pub fn removal(family: IpFamily, listing: &Listing, kept: &Kept) -> Restore {
-    remove(family, listing, is_ours, kept)
+    let kubelet = listing.has(TableName::Mangle, "KUBE-KUBELET-CANARY");
+    let ours = |table, chain: &str| is_ours(table, chain) || (!kubelet && is_guard(table, chain));
+    remove(family, listing, ours, kept)
+}
+
+/// Whether a chain is the guard, which the kubelet may have put there as well.
+fn is_guard(table: TableName, chain: &str) -> bool {
+    table == TableName::Filter && chain == GUARD
 }
 
 /// Whether a chain belongs to this mode.

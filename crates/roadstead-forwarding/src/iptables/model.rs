@@ -136,6 +136,10 @@ pub enum Match {
     Remember(ChainName),
     /// It goes through a virtual server of IPVS.
     Virtual(IpAddr, Protocol, u16),
+    /// Neither of a known connection nor on its way through a Service.
+    Uninvited,
+    /// Matches always; the kernel counts the packet under this name.
+    Count(&'static str),
     /// The fields are in an ipset.
     InSet(String, Vec<Field>, Sense),
 }

@@ -99,6 +99,8 @@ impl Words {
                 protocol.number(),
                 ipnet::IpNet::from(*address)
             )),
+            Match::Uninvited => self.add("-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT"),
+            Match::Count(name) => self.add(format_args!("-m nfacct --nfacct-name {name}")),
             Match::InSet(set, fields, sense) => {
                 let word = |field: &Field| if *field == Field::Source { "src" } else { "dst" };
                 let fields: Vec<_> = fields.iter().map(word).collect();

@@ -110,9 +110,11 @@ proptest! {
     #[test]
     fn the_rules_do_what_the_table_decides(
         surroundings in surroundings(),
+        counted in any::<bool>(),
         edits in proptest::collection::vec(edits(), 0..6),
     ) {
-        let (family, surroundings) = surroundings;
+        let (family, mut surroundings) = surroundings;
+        surroundings.named_counters = counted;
         let mut table = ForwardingTable::new(family, &surroundings);
         for edit in &edits {
             apply(&mut table, edit);

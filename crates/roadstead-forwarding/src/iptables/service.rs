@@ -9,12 +9,13 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
-use super::compile::{Context, MARK_MASQUERADE};
+use super::compile::{Context, LOCALHOST_ACCEPTED, MARK_MASQUERADE, loopback};
 use super::model::{ChainName, Match, Rule, Sense, Verdict};
 use super::names::{Purpose, display, endpoint_chain, service_chain};
 use crate::select::TrafficPolicy;
 use crate::service::{
-    Frontend, FrontendKind, Handling, Host, Protocol, ServicePort, ServicePortName, Target,
+    Frontend, FrontendKind, Handling, Host, IpFamily, Protocol, ServicePort, ServicePortName,
+    Target,
 };
 
 /// The chains that all service ports share.
@@ -69,6 +70,12 @@ pub fn compile_port(
     compiler.rules
 }
 
+/// The same, of callers on the node that call it by a loopback address.
+fn counted_locally(matches: Vec<Match>) -> impl Iterator<Item = Match> {
+    let loopback = Match::Destination(loopback(IpFamily::V4), Sense::Is);
+    [loopback].into_iter().chain(matches).chain([Match::Count(LOCALHOST_ACCEPTED)])
+}
+
 struct Compiler<'a> {
     context: &'a Context<'a>,
     name: &'a ServicePortName,
@@ -97,6 +104,11 @@ impl Compiler<'_> {
             };
             let matches = to_frontend(frontend, format!("{}{what}", self.title));
             let chain = self.chain_of(kind);
+            if frontend.host == Host::Node && self.context.counts_localhost() {
+                let counted = counted_locally(matches.clone());
+                let rule = Rule::new(counted, Verdict::Jump(chain.clone()));
+                self.rules.shared.push((shared, rule));
+            }
             self.rules.shared.push((shared, Rule::new(matches, Verdict::Jump(chain))));
         }
         self.refusal(frontend, kind, handling);

@@ -253,7 +253,8 @@ impl<'a> Walk<'a> {
             Match::Destination(network, sense) => sensed(*sense, network.contains(&destination)),
             Match::Input(pattern, sense) => sensed(*sense, self.came_by(pattern)),
             Match::Protocol(wanted) | Match::Transport(wanted) => *wanted == protocol,
-            Match::Comment(_) | Match::Remember(_) => true,
+            Match::Comment(_) | Match::Remember(_) | Match::Count(_) => true,
+            Match::Uninvited => !self.forwarded,
             Match::Port(wanted, number) => *wanted == protocol && *number == port,
             Match::SourceLocal => {
                 self.packet.origin == Origin::Node || self.world.node_addresses.contains(&source)

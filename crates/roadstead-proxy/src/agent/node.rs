@@ -10,7 +10,7 @@ use roadstead_watch::informer::Change;
 use tracing::warn;
 
 use super::Agent;
-use crate::addresses::{node_ports, own_addresses};
+use crate::addresses::{node_ports, own_addresses, with_localhost};
 use crate::plane::Plane;
 
 /// Whoever shuts machines down puts this taint on their Nodes first.
@@ -55,7 +55,7 @@ impl Agent {
             for entry in odd {
                 warn!(entry, "neither a network nor a keyword of nodePortAddresses");
             }
-            self.surroundings.node_ports = node_ports;
+            self.surroundings.node_ports = with_localhost(node_ports, self.localhost);
         }
         for half in &mut self.families {
             if half.table.surround(&self.surroundings) {

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use roadstead_forwarding::iptables::compile::CANARY;
+use roadstead_forwarding::iptables::compile::{CANARY, GUARD};
 use roadstead_forwarding::iptables::diff::{Kept, Layout, removal};
 use roadstead_forwarding::iptables::model::TableName;
 use roadstead_forwarding::service::{IpFamily, ServicePortName};
@@ -17,6 +17,7 @@ use self::command::{IptablesError, Programs, Variant};
 use crate::netlink::Socket;
 use crate::nft;
 use crate::plane::Committed;
+use crate::sysctl;
 
 /// One address family of the kernel's rules, and what we know to be in them.
 #[derive(Debug)]
@@ -33,6 +34,8 @@ pub struct IptablesPlane {
     written: [(TableName, usize); 2],
 }
 
+/// Lets 127.0.0.0/8 be translated, so that node ports can be called there.
+const ROUTE_LOCALNET: &str = "net/ipv4/conf/all/route_localnet";
 /// How often to look whether others have changed anything.
 const QUICK: Duration = Duration::from_millis(250);
 /// How often to look for our canaries.
@@ -102,6 +105,10 @@ impl IptablesPlane {
         if !restore.is_empty() {
             self.programs.restore(&restore.to_string())?;
         }
+        if whole && table.surroundings().serves_loopback() {
+            // Not before the guard is there.
+            sysctl::apply([(ROUTE_LOCALNET, "1")]);
+        }
         // What others did just before this shows when the canaries are looked for.
         if let Some(generation) = &mut self.generation {
             generation.has_changed();
@@ -158,7 +165,12 @@ impl IptablesPlane {
     /// Deletes everything of ours that is not kept, if there is anything.
     pub fn remove(&mut self, kept: &Kept) -> Result<(), IptablesError> {
         self.layout = None;
-        let restore = removal(self.family, &self.programs.list()?, kept);
+        let listing = self.programs.list()?;
+        let restore = removal(self.family, &listing, kept);
+        if self.family == IpFamily::V4 && restore.deletes(TableName::Filter, GUARD) {
+            // Before the guard goes.
+            sysctl::apply([(ROUTE_LOCALNET, "0")]);
+        }
         if restore.is_empty() { Ok(()) } else { self.programs.restore(&restore.to_string()) }
     }
 }

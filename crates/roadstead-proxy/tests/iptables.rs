@@ -1,7 +1,7 @@
 //! The rules that iptables lists are those that we compiled, in both of its variants.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use roadstead_api::key::ObjectKey;
 use roadstead_forwarding::iptables::compile::compile;
@@ -13,8 +13,14 @@ use roadstead_forwarding::service::{
 };
 use roadstead_forwarding::surroundings::{DetectLocal, Surroundings};
 use roadstead_forwarding::table::ForwardingTable;
+use roadstead_proxy::agent::{self, Config};
 use roadstead_proxy::iptables::IptablesPlane;
+use roadstead_proxy::plane::Mode;
+use roadstead_testkit::cluster::FakeCluster;
 use roadstead_testkit::netns::{laboratory, run};
+use serde_json::json;
+use tokio::runtime::Runtime;
+use tokio_util::sync::CancellationToken;
 
 fn surroundings() -> Surroundings {
     let networks = ["10.0.0.0/8", "fd00::/16"].map(|text| text.parse().unwrap());
@@ -192,4 +198,52 @@ fn somebody_elses_rules_stay_and_ours_come_back() {
         plane.remove(&Kept::nothing()).unwrap();
         assert_eq!(run("iptables-nft -S INPUT | tail -1"), "-A INPUT -s 10.99.0.0/16 -j DROP");
     });
+}
+
+/// The whole proxy, when somebody flushes the tables: the nft variant shows that at once, the
+/// legacy one has to be looked at every now and then.
+#[test]
+fn a_flush_is_healed() {
+    let cases = [
+        ("nft", "iptables-nft -t nat -F", 1),
+        ("nft", "iptables-nft -F; iptables-nft -t nat -F; iptables-nft -t nat -X", 1),
+        ("legacy", "iptables-legacy -t nat -F", 6),
+    ];
+    laboratory(|| {
+        for (variant, damage, seconds) in cases {
+            // As the kubelet says which variant to use.
+            run(&format!("iptables-{variant} -t mangle -N KUBE-IPTABLES-HINT"));
+            heals(&format!("iptables-{variant}"), damage, Duration::from_secs(seconds));
+            run(&format!("iptables-{variant} -t mangle -X KUBE-IPTABLES-HINT"));
+        }
+    });
+}
+
+fn heals(program: &str, damage: &str, limit: Duration) {
+    let cluster = FakeCluster::default();
+    let service = json!({
+        "metadata": {"namespace": "default", "name": "web"},
+        "spec": {"clusterIPs": ["10.96.0.20"], "ports": [{"port": 80, "protocol": "TCP"}]},
+    });
+    cluster.put("/api/v1/services", service);
+    Runtime::new().unwrap().block_on(async {
+        let families = vec![IpFamily::V4];
+        let config = Config { mode: Mode::Iptables, families, ..Config::default() };
+        let mut programmed = config.programmed.subscribe();
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(agent::run(cluster.client(), config, stop.clone()));
+        programmed.wait_for(|state| state.commits > 0).await.unwrap();
+        let rules = listed(program);
+        run(damage);
+        let started = Instant::now();
+        assert_ne!(listed(program), rules, "{damage}");
+        while listed(program) != rules {
+            assert!(started.elapsed() < limit, "{damage} is not healed");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        eprintln!("`{damage}` healed after {:?}", started.elapsed());
+        stop.cancel();
+        task.await.unwrap().unwrap();
+    });
+    agent::cleanup().unwrap();
 }

@@ -101,6 +101,17 @@ impl Programs {
         Ok(self.chain(table, chain)?.status.success())
     }
 
+    /// Whether a chain exists and one of its rules contains these words.
+    pub fn contains(
+        &self,
+        table: TableName,
+        chain: &str,
+        words: &str,
+    ) -> Result<bool, IptablesError> {
+        let output = self.chain(table, chain)?;
+        Ok(output.status.success() && String::from_utf8_lossy(&output.stdout).contains(words))
+    }
+
     /// The policy of one of the kernel's own chains, such as `DROP`.
     pub fn policy(&self, table: TableName, chain: &str) -> Result<String, IptablesError> {
         let output = self.chain(table, chain)?;

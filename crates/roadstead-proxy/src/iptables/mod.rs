@@ -61,6 +61,23 @@ impl Generation {
     }
 }
 
+/// Whether each table still has what it has in any cluster. Upstream looks for the canaries only,
+/// which survive a flush (`-F`) that does not delete chains.
+pub(crate) fn signs_of_life(programs: &Programs) -> Result<bool, IptablesError> {
+    let signs = [
+        (TableName::Mangle, CANARY, CANARY),
+        (TableName::Nat, "PREROUTING", "-j KUBE-SERVICES"),
+        (TableName::Nat, "KUBE-POSTROUTING", "-j MASQUERADE"),
+        (TableName::Filter, "KUBE-FORWARD", "-j ACCEPT"),
+    ];
+    for (table, chain, words) in signs {
+        if !programs.contains(table, chain, words)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 /// The tables with rules of ours; the third has only a canary.
 const COUNTED: [TableName; 2] = [TableName::Filter, TableName::Nat];
 
@@ -134,7 +151,7 @@ impl IptablesPlane {
     }
 
     /// How often to call [`check`](Self::check), which costs a system call as long as nobody else
-    /// changes anything, where iptables writes to nftables; and three processes otherwise.
+    /// changes anything, where iptables writes to nftables; and four processes otherwise.
     pub fn check_period(&self) -> Duration {
         if self.generation.is_some() { QUICK } else { LEISURELY }
     }
@@ -153,13 +170,11 @@ impl IptablesPlane {
             return Ok(true);
         }
         self.looked = Instant::now();
-        for table in TableName::ALL {
-            if !self.programs.has(table, CANARY)? {
-                self.layout = None;
-                return Ok(false);
-            }
+        let intact = signs_of_life(&self.programs)?;
+        if !intact {
+            self.layout = None;
         }
-        Ok(true)
+        Ok(intact)
     }
 
     /// Deletes everything of ours that is not kept, if there is anything.

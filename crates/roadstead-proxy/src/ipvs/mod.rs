@@ -13,10 +13,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-use roadstead_forwarding::iptables::compile::CANARY;
 use roadstead_forwarding::iptables::diff::{Kept, install};
 use roadstead_forwarding::iptables::listing::Listing;
-use roadstead_forwarding::iptables::model::TableName;
 use roadstead_forwarding::ipvs::compile::compile;
 use roadstead_forwarding::ipvs::model::{Program, Scheduler, Server, SetName, Settings, Timeouts};
 use roadstead_forwarding::ipvs::rules;
@@ -28,6 +26,7 @@ use self::link::Links;
 use self::servers::Servers;
 use self::sets::Sets;
 use crate::iptables::command::{IptablesError, Programs};
+use crate::iptables::signs_of_life;
 use crate::plane::Committed;
 use crate::sysctl;
 
@@ -125,11 +124,7 @@ impl IpvsPlane {
         let listed = self.servers.list(self.family).doing("list virtual servers")?;
         let found: BTreeSet<_> = listed.into_iter().map(|(server, _)| server).collect();
         let servers = installed.servers.keys().all(|server| found.contains(server));
-        let canaries = TableName::ALL
-            .into_iter()
-            .map(|table| self.programs.has(table, CANARY))
-            .collect::<Result<Vec<_>, _>>()?;
-        if !servers || canaries.contains(&false) {
+        if !servers || !signs_of_life(&self.programs)? {
             self.installed = None;
             return Ok(false);
         }

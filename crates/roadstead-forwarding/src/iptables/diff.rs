@@ -107,6 +107,8 @@ pub struct Layout {
     large: bool,
     ports: BTreeMap<Arc<ServicePortName>, PortTexts>,
     chains: Texts,
+    /// How many rules these are, by table.
+    counts: BTreeMap<TableName, usize>,
 }
 
 /// What a service port has in the kernel.
@@ -130,7 +132,11 @@ impl Layout {
             large: Context::of(table).large,
             ports: BTreeMap::new(),
             chains: chains.map(|(key, rules)| (key.clone(), rules.clone())).collect(),
+            counts: BTreeMap::new(),
         };
+        for ((table, _), rules) in &layout.chains {
+            *layout.counts.entry(*table).or_default() += rules.len();
+        }
         layout.rewrite(table, &mut restore);
         (layout, restore)
     }
@@ -183,8 +189,7 @@ impl Layout {
 
     /// How many rules of ours a table has.
     pub fn rules(&self, table: TableName) -> usize {
-        let ours = self.chains.iter().filter(|((of, _), _)| *of == table);
-        ours.map(|(_, rules)| rules.len()).sum()
+        self.counts.get(&table).copied().unwrap_or(0)
     }
 
     /// All our chains with the texts of their rules, as the kernel now has them.
@@ -264,11 +269,14 @@ impl Layout {
             let key = (table, chain);
             if self.chains.get(&key) != Some(&rules) {
                 restore.write(table, &key.1, &rules);
-                self.chains.insert(key, rules);
+                let count = self.counts.entry(table).or_default();
+                *count += rules.len();
+                *count -= self.chains.insert(key, rules).map_or(0, |before| before.len());
             }
         }
         for key in gone {
-            if self.chains.remove(&key).is_some() {
+            if let Some(rules) = self.chains.remove(&key) {
+                *self.counts.entry(key.0).or_default() -= rules.len();
                 restore.delete(key.0, &key.1);
             }
         }

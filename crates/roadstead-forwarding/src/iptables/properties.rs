@@ -137,6 +137,12 @@ proptest! {
             let restore = layout.update(&table, changed);
             carry_out(&mut kernel, &restore).unwrap();
             prop_assert_eq!(&kernel, &compiled(&table));
+            for name in TableName::ALL {
+                let rules = kernel.chains.iter().filter(|((of, chain), _)| {
+                    *of == name && chain.starts_with("KUBE-")
+                });
+                prop_assert_eq!(layout.rules(name), rules.map(|(_, rules)| rules.len()).sum::<usize>());
+            }
         }
         let (_, again) = Layout::adopt(&table, &kernel);
         prop_assert!(again.is_empty(), "a restart changes nothing: {}", again);

@@ -195,7 +195,7 @@ impl Plane {
         Ok(match self {
             Plane::Nftables(plane, _) => plane.commit(table, changed)?,
             Plane::Iptables(plane) => plane.commit(table, changed)?,
-            Plane::Ipvs(plane) => plane.commit(table)?,
+            Plane::Ipvs(plane) => plane.commit(table, changed)?,
         })
     }
 

@@ -15,8 +15,8 @@ use roadstead_forwarding::service::{
 use roadstead_forwarding::surroundings::{DetectLocal, Surroundings};
 use roadstead_forwarding::table::ForwardingTable;
 use roadstead_proxy::agent::{Agent, Config, ProxyError};
-use roadstead_proxy::ipvs::{IpvsOptions, IpvsPlane};
-use roadstead_proxy::plane::Mode;
+use roadstead_proxy::ipvs::{IpvsError, IpvsOptions, IpvsPlane};
+use roadstead_proxy::plane::{Committed, Mode};
 use roadstead_testkit::netns::{inside, laboratory, make_node, make_pod, run};
 use rustix::net::sockopt::set_socket_linger;
 
@@ -59,6 +59,11 @@ fn change(
     table.replace(&ObjectKey::new("week", &*name.name), vec![(name, port)]);
 }
 
+/// Says that all service ports may have changed.
+fn commit(plane: &mut IpvsPlane, table: &ForwardingTable) -> Result<Committed, IpvsError> {
+    plane.commit(table, table.iter().map(|(name, _)| name.clone()).collect())
+}
+
 const TUTORIAL: &str = "\
 IP Virtual Server version 1.2.1 (size=4096)
 Prot LocalAddress:Port Scheduler Flags
@@ -77,7 +82,7 @@ fn the_listing_of_the_tutorial() {
         let mut table = table();
         set(&mut table, "nginx-svc", "172.16.73.164:80", ENDPOINTS);
         let mut plane = IpvsPlane::open(IpFamily::V4, IpvsOptions::default()).unwrap();
-        plane.commit(&table).unwrap();
+        commit(&mut plane, &table).unwrap();
         assert_eq!(run("ipvsadm -ln"), TUTORIAL);
         assert!(run("ip -o address show dev kube-ipvs0").contains("172.16.73.164/32"));
         let link = run("ip -o link show kube-ipvs0");
@@ -85,9 +90,9 @@ fn the_listing_of_the_tutorial() {
         assert!(run("ipset list KUBE-CLUSTER-IP").contains("172.16.73.164,tcp:80"));
         // A successor finds everything as it should be, and so does somebody who asks again.
         let mut successor = IpvsPlane::open(IpFamily::V4, IpvsOptions::default()).unwrap();
-        assert!(successor.commit(&table).unwrap().whole);
+        assert!(commit(&mut successor, &table).unwrap().whole);
         assert_eq!(run("ipvsadm -ln"), TUTORIAL);
-        assert_eq!(successor.commit(&table).unwrap().operations, 0);
+        assert_eq!(commit(&mut successor, &table).unwrap().operations, 0);
         successor.remove(&Kept::nothing()).unwrap();
         assert_eq!(run("ipvsadm -Sn"), "");
         assert_eq!(
@@ -110,7 +115,7 @@ fn settings_reach_the_kernel() {
         let timeouts = Timeouts { tcp: seconds(901), tcp_fin: seconds(121), udp: seconds(301) };
         let options = IpvsOptions { scheduler: Scheduler::Maglev, timeouts, strict_arp: true };
         let mut plane = IpvsPlane::open(IpFamily::V4, options).unwrap();
-        plane.commit(&table).unwrap();
+        commit(&mut plane, &table).unwrap();
         let listed = run("ipvsadm -Sn");
         let wanted = "-A -t 10.96.0.1:80 -s mh -p 600 -b mh-port";
         assert_eq!(listed.lines().next().unwrap(), wanted);
@@ -120,7 +125,7 @@ fn settings_reach_the_kernel() {
         }
         // Another scheduler, on the server that is there.
         let options = IpvsOptions { scheduler: Scheduler::LeastConnection, ..options };
-        IpvsPlane::open(IpFamily::V4, options).unwrap().commit(&table).unwrap();
+        commit(&mut IpvsPlane::open(IpFamily::V4, options).unwrap(), &table).unwrap();
         assert!(run("ipvsadm -Sn").starts_with("-A -t 10.96.0.1:80 -s lc -p 600"));
     });
 }
@@ -132,14 +137,14 @@ fn what_somebody_else_clears_comes_back() {
         let mut table = table();
         set(&mut table, "nginx-svc", "172.16.73.164:80", ENDPOINTS);
         let mut plane = IpvsPlane::open(IpFamily::V4, IpvsOptions::default()).unwrap();
-        plane.commit(&table).unwrap();
+        commit(&mut plane, &table).unwrap();
         assert!(plane.check().unwrap(), "nobody has done anything");
         let flush = "iptables-legacy -t nat -F; iptables-legacy -t nat -X";
         for damage in ["ipvsadm -C", flush] {
             let rules = run("iptables-legacy-save | grep -v '^[#:]'");
             run(damage);
             assert!(!plane.check().unwrap(), "{damage} must be noticed");
-            plane.commit(&table).unwrap();
+            commit(&mut plane, &table).unwrap();
             assert_eq!(run("ipvsadm -ln"), TUTORIAL, "{damage}");
             assert_eq!(run("iptables-legacy-save | grep -v '^[#:]'"), rules, "{damage}");
         }
@@ -165,14 +170,14 @@ fn a_connection_outlives_its_endpoint() {
         let both = pods.map(|pod| pod.to_string()).join(" ");
         set(&mut table, "echo", "10.96.0.1:80", &both);
         let mut plane = IpvsPlane::open(IpFamily::V4, IpvsOptions::default()).unwrap();
-        plane.commit(&table).unwrap();
+        commit(&mut plane, &table).unwrap();
         let open = || inside("outside", || TcpStream::connect("10.96.0.1:80").unwrap());
         let mut connections = [open(), open()];
         let lists = |pod: &SocketAddr| run("ipvsadm -ln").contains(&pod.to_string());
 
         // The first endpoint goes: its connection stays, but it gets no more.
         set(&mut table, "echo", "10.96.0.1:80", &pods[1].to_string());
-        plane.commit(&table).unwrap();
+        commit(&mut plane, &table).unwrap();
         assert!(plane.check().unwrap() && lists(&pods[0]), "it drains");
         for connection in &mut connections {
             echo(connection).unwrap();
@@ -183,11 +188,11 @@ fn a_connection_outlives_its_endpoint() {
 
         // It comes back before it has drained, and goes again; a successor drains it, too.
         set(&mut table, "echo", "10.96.0.1:80", &both);
-        plane.commit(&table).unwrap();
+        commit(&mut plane, &table).unwrap();
         set(&mut table, "echo", "10.96.0.1:80", &pods[1].to_string());
-        plane.commit(&table).unwrap();
+        commit(&mut plane, &table).unwrap();
         let mut successor = IpvsPlane::open(IpFamily::V4, IpvsOptions::default()).unwrap();
-        successor.commit(&table).unwrap();
+        commit(&mut successor, &table).unwrap();
         assert!(lists(&pods[0]), "its connection is still there");
         echo(&mut connections[0]).unwrap();
         // A connection that ends well is remembered for two minutes, an aborted one for ten seconds.

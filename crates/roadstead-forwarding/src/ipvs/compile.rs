@@ -1,11 +1,10 @@
-//! From the table to virtual servers, addresses and ipsets.
+//! From a service port to virtual servers, addresses and elements of ipsets.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use super::model::{Entry, Program, Scheduler, Server, SetName, Settings};
-use super::rules;
-use crate::iptables::compile::Context;
+use super::diff::Layout;
+use super::model::{Entry, Program, Scheduler, Server, SetName, Settings, Virtual};
 use crate::select::TrafficPolicy;
 use crate::service::{
     Frontend, FrontendKind, Host, Place, Protocol, ServicePort, ServicePortName, Target,
@@ -15,37 +14,41 @@ use crate::table::ForwardingTable;
 
 /// Compiles the whole table.
 pub fn compile(table: &ForwardingTable, scheduler: Scheduler) -> Program {
-    let surroundings = table.surroundings();
-    let mut compiler = Compiler {
-        surroundings,
-        scheduler,
-        addresses: BTreeSet::new(),
-        servers: BTreeMap::new(),
-        sets: SetName::ALL.map(|set| (set, BTreeSet::new())).into(),
-        closed: BTreeSet::new(),
-    };
-    for (name, port) in table.iter() {
-        if let Some(number) = port.health_check_port {
-            compiler.add(SetName::HealthCheckNodePort, Entry::Port(number));
-        }
-        for (frontend, kind) in table.frontends_of(name) {
-            compiler.frontend(name, port, &frontend, kind);
-        }
+    Layout::new(table, scheduler).program()
+}
+
+/// What a service port needs. Others may need some of it, too.
+#[derive(Debug, Default)]
+pub(super) struct Part {
+    pub(super) addresses: Vec<IpAddr>,
+    pub(super) servers: BTreeMap<Server, Virtual>,
+    pub(super) entries: Vec<(SetName, Entry)>,
+    /// What the node itself must not call.
+    pub(super) closed: Vec<Server>,
+}
+
+/// Compiles one service port of a table; nothing if it is not there.
+pub(super) fn compile_port(
+    table: &ForwardingTable,
+    scheduler: Scheduler,
+    name: &ServicePortName,
+) -> Part {
+    let Some(port) = table.get(name) else { return Part::default() };
+    let mut compiler =
+        Compiler { surroundings: table.surroundings(), scheduler, part: Part::default() };
+    if let Some(number) = port.health_check_port {
+        compiler.add(SetName::HealthCheckNodePort, Entry::Port(number));
     }
-    let Compiler { addresses, servers, mut sets, closed, .. } = compiler;
-    sets.insert(SetName::VirtualAddresses, addresses.iter().copied().map(Entry::Address).collect());
-    let rules = rules::compile(table.family(), &Context::of(table), closed);
-    Program { family: table.family(), addresses, servers, sets, rules }
+    for (frontend, kind) in table.frontends_of(name) {
+        compiler.frontend(name, port, &frontend, kind);
+    }
+    compiler.part
 }
 
 struct Compiler<'a> {
     surroundings: &'a Surroundings,
     scheduler: Scheduler,
-    addresses: BTreeSet<IpAddr>,
-    servers: BTreeMap<Server, (Settings, BTreeSet<std::net::SocketAddr>)>,
-    sets: BTreeMap<SetName, BTreeSet<Entry>>,
-    /// What the node itself must not call.
-    closed: BTreeSet<Server>,
+    part: Part,
 }
 
 impl Compiler<'_> {
@@ -93,7 +96,7 @@ impl Compiler<'_> {
             self.add(SetName::LoopBack, entry);
         }
         let sockets = targets.iter().map(Target::socket).collect();
-        self.servers.insert(server, (settings, sockets));
+        self.part.servers.insert(server, (settings, sockets));
     }
 
     /// What else a virtual address needs than a server.
@@ -101,7 +104,8 @@ impl Compiler<'_> {
         let Server { address, protocol, port: number } = server;
         // An address that some link of the node has already is taken in anyway.
         if !self.surroundings.node_addresses.contains(&address) {
-            self.addresses.insert(address);
+            self.part.addresses.push(address);
+            self.add(SetName::VirtualAddresses, Entry::Address(address));
         }
         let local = port.external_policy == TrafficPolicy::Local;
         let entry = Entry::AddressPort(address, protocol, number);
@@ -134,7 +138,7 @@ impl Compiler<'_> {
             let entry = Entry::AddressPortAddress(address, protocol, number, address);
             self.add(SetName::LoadBalancerSourceIp, entry);
         } else {
-            self.closed.insert(server);
+            self.part.closed.push(server);
         }
     }
 
@@ -162,7 +166,7 @@ impl Compiler<'_> {
     }
 
     fn add(&mut self, set: SetName, entry: Entry) {
-        self.sets.entry(set).or_default().insert(entry);
+        self.part.entries.push((set, entry));
     }
 }
 

@@ -6,6 +6,7 @@
 //! rules with ipsets do what IPVS itself cannot: masquerading and source ranges.
 
 pub mod compile;
+pub mod diff;
 pub mod model;
 pub mod rules;
 pub mod trace;

@@ -21,6 +21,9 @@ pub struct Server {
     pub port: u16,
 }
 
+/// How a virtual server chooses, and among which destinations.
+pub type Virtual = (Settings, BTreeSet<SocketAddr>);
+
 /// How a virtual server chooses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -222,7 +225,7 @@ pub struct Program {
     /// The addresses on the link `kube-ipvs0`.
     pub addresses: BTreeSet<IpAddr>,
     /// The virtual servers with their destinations, all of weight 1.
-    pub servers: BTreeMap<Server, (Settings, BTreeSet<SocketAddr>)>,
+    pub servers: BTreeMap<Server, Virtual>,
     /// The ipsets, all of them, even those without elements.
     pub sets: BTreeMap<SetName, BTreeSet<Entry>>,
     /// The iptables rules around it.

@@ -6,10 +6,11 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 
 use super::compile::compile;
-use super::model::{Scheduler, SetName};
+use super::diff::{Delta, Layout};
+use super::model::{Program, Scheduler, SetName};
 use super::trace::trace;
 use crate::packet::{Origin, Outcome, Packet, Reason};
-use crate::samples::{apply, edits, packets, surroundings};
+use crate::samples::{Edit, apply, edits, packets, surroundings};
 use crate::select::TrafficPolicy;
 use crate::service::{FrontendKind, IpFamily, Place, Target};
 use crate::table::ForwardingTable;
@@ -87,6 +88,72 @@ proptest! {
         for packet in packets(family) {
             let found = trace(&program, &surroundings.node_addresses, &packet);
             prop_assert_eq!(found, expected(&table, &packet), "{:?} in\n{}", packet, program);
+        }
+    }
+}
+
+/// Does what a delta says, and refuses what the kernel would refuse.
+fn carry_out(program: &mut Program, delta: &Delta) {
+    for (set, entry) in &delta.add {
+        assert!(program.sets.get_mut(set).unwrap().insert(*entry), "{entry} is there");
+    }
+    for (set, entry) in &delta.delete {
+        assert!(program.sets.get_mut(set).unwrap().remove(entry), "{entry} is not there");
+    }
+    for (server, (before, after)) in &delta.servers {
+        assert_eq!(program.servers.get(server), before.as_ref(), "{server:?}");
+        match after {
+            Some(after) => drop(program.servers.insert(*server, after.clone())),
+            None => drop(program.servers.remove(server)),
+        }
+    }
+    delta.add_addresses.iter().for_each(|a| assert!(program.addresses.insert(*a), "{a}"));
+    delta.delete_addresses.iter().for_each(|a| assert!(program.addresses.remove(a), "{a}"));
+    if let Some((before, after)) = &delta.rules {
+        assert_eq!(&program.rules, before);
+        program.rules = after.clone();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(150) })]
+
+    #[test]
+    fn updates_lead_to_the_compiled_program(
+        surroundings in surroundings(),
+        others in surroundings(),
+        edits in proptest::collection::vec(edits(), 1..20),
+    ) {
+        let (family, surroundings) = surroundings;
+        let mut table = ForwardingTable::new(family, &surroundings);
+        let mut layout = Layout::new(&table, Scheduler::RoundRobin);
+        let mut kernel = layout.program();
+        for edit in &edits {
+            let changed = apply(&mut table, edit);
+            carry_out(&mut kernel, &layout.update(&table, changed));
+            prop_assert_eq!(&kernel, &compile(&table, Scheduler::RoundRobin));
+        }
+        // And the node has other addresses now.
+        table.surround(&others.1);
+        carry_out(&mut kernel, &layout.update(&table, []));
+        prop_assert_eq!(&kernel, &compile(&table, Scheduler::RoundRobin));
+    }
+
+    #[test]
+    fn an_endpoint_costs_the_same_in_any_cluster(
+        others in proptest::collection::vec(edits(), 0..20),
+    ) {
+        let mut table = ForwardingTable::new(IpFamily::V4, &Default::default());
+        for edit in &others {
+            apply(&mut table, edit);
+        }
+        let mut layout = Layout::new(&table, Scheduler::RoundRobin);
+        for count in 1..8 {
+            let changed = apply(&mut table, &Edit::simple(9, count));
+            let delta = layout.update(&table, changed);
+            if count > 1 {
+                prop_assert!(delta.operations() <= 2, "{:?}", delta);
+            }
         }
     }
 }

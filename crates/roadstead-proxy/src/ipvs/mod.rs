@@ -11,14 +11,15 @@ mod sets;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
+use std::sync::Arc;
 
 use roadstead_forwarding::iptables::diff::{Kept, install};
 use roadstead_forwarding::iptables::listing::Listing;
-use roadstead_forwarding::ipvs::compile::compile;
-use roadstead_forwarding::ipvs::model::{Program, Scheduler, Server, SetName, Settings, Timeouts};
+use roadstead_forwarding::ipvs::diff::{Delta, Layout};
+use roadstead_forwarding::ipvs::model::{Program, Scheduler, Server, SetName, Timeouts, Virtual};
 use roadstead_forwarding::ipvs::rules;
-use roadstead_forwarding::service::{IpFamily, Protocol};
+use roadstead_forwarding::service::{IpFamily, Protocol, ServicePortName};
 use roadstead_forwarding::table::ForwardingTable;
 use tracing::debug;
 
@@ -76,7 +77,7 @@ pub struct IpvsPlane {
     links: Links,
     programs: Programs,
     /// `None` if we cannot know, so that the next commit looks first.
-    installed: Option<Program>,
+    layout: Option<Layout>,
     draining: BTreeSet<(Server, SocketAddr)>,
 }
 
@@ -90,42 +91,86 @@ impl IpvsPlane {
             sets: Sets::open(family).map_err(IpvsError::Missing)?,
             links: Links::open().map_err(IpvsError::Missing)?,
             programs: Programs::find(family),
-            installed: None,
+            layout: None,
             draining: BTreeSet::new(),
         })
     }
 
-    /// Makes the kernel carry the table.
-    pub fn commit(&mut self, table: &ForwardingTable) -> Result<Committed, IpvsError> {
-        let wanted = compile(table, self.options.scheduler);
+    /// Makes the kernel carry the table, in which `changed` are the service ports that differ
+    /// from the last commit.
+    pub fn commit(
+        &mut self,
+        table: &ForwardingTable,
+        changed: BTreeSet<Arc<ServicePortName>>,
+    ) -> Result<Committed, IpvsError> {
         // Taken out first: after a failure we do not know what the kernel has.
-        let installed = self.installed.take();
-        let whole = installed.is_none();
+        let known = self.layout.take();
+        let whole = known.is_none();
         let link = self.links.ensure().doing("make the link kube-ipvs0")?;
-        let before = match installed {
-            Some(installed) => installed,
-            None => self.read(link, &wanted)?,
+        let mut operations = 0;
+        let (layout, delta) = match known {
+            Some(mut layout) => {
+                let delta = layout.update(table, changed);
+                (layout, delta)
+            }
+            None => {
+                let layout = Layout::new(table, self.options.scheduler);
+                let wanted = layout.program();
+                let before = self.read(link, &wanted)?;
+                operations += self.lay_ground(&wanted)?;
+                (layout, Delta::between(&before, &wanted))
+            }
         };
-        let mut operations = self.change_sets(&before, &wanted, whole)?;
-        operations += self.change_rules(&before, &wanted)?;
-        operations += self.change_servers(&before, &wanted)?;
-        operations += self.change_addresses(link, &before.addresses, &wanted.addresses)?;
-        operations += self.drop_servers(&before, &wanted)?;
-        if !whole {
-            operations += self.shrink_sets(&before, &wanted)?;
-        }
-        self.installed = Some(wanted);
+        operations += self.carry_out(link, &delta)?;
+        self.layout = Some(layout);
         Ok(Committed { whole, operations })
+    }
+
+    /// First what is new, then what changes, then what goes: nobody falls into a gap.
+    fn carry_out(&mut self, link: u32, delta: &Delta) -> Result<usize, IpvsError> {
+        let family = self.family;
+        for (set, entry) in &delta.add {
+            let what = || format!("add {entry} to {}", set.text(family));
+            self.sets.add(*set, entry).doing(what)?;
+        }
+        let mut operations = delta.add.len() + delta.delete.len();
+        if let Some((before, after)) = &delta.rules {
+            let restore = install(after, &Listing::parse(&before.to_string()));
+            self.programs.restore(&restore.to_string())?;
+            operations += restore.operations();
+        }
+        for (server, (before, after)) in &delta.servers {
+            if let Some(after) = after {
+                operations += self.change_server(server, before.as_ref(), after)?;
+            }
+        }
+        for address in &delta.add_addresses {
+            self.links.add(link, *address).doing(|| format!("add {address} to kube-ipvs0"))?;
+        }
+        for address in &delta.delete_addresses {
+            self.links.delete(link, *address).doing(|| format!("take {address} away"))?;
+        }
+        operations += delta.add_addresses.len() + delta.delete_addresses.len();
+        for (server, _) in delta.servers.iter().filter(|(_, (_, after))| after.is_none()) {
+            self.servers.delete(server).doing(|| format!("delete {server:?}"))?;
+            self.draining.retain(|(of, _)| of != server);
+            operations += 1;
+        }
+        for (set, entry) in &delta.delete {
+            let what = || format!("delete {entry} from {}", set.text(family));
+            self.sets.delete(*set, entry).doing(what)?;
+        }
+        Ok(operations)
     }
 
     /// Looks whether the kernel still has everything, and deletes destinations that have drained.
     pub fn check(&mut self) -> Result<bool, IpvsError> {
-        let Some(installed) = &self.installed else { return Ok(true) };
+        let Some(layout) = &self.layout else { return Ok(true) };
         let listed = self.servers.list(self.family).doing("list virtual servers")?;
         let found: BTreeSet<_> = listed.into_iter().map(|(server, _)| server).collect();
-        let servers = installed.servers.keys().all(|server| found.contains(server));
+        let servers = layout.servers().all(|server| found.contains(server));
         if !servers || !signs_of_life(&self.programs)? {
-            self.installed = None;
+            self.layout = None;
             return Ok(false);
         }
         self.finish_draining()?;
@@ -134,12 +179,12 @@ impl IpvsPlane {
 
     /// Whether the next commit will look at everything.
     pub fn needs_everything(&self) -> bool {
-        self.installed.is_none()
+        self.layout.is_none()
     }
 
     /// Deletes everything of ours, if there is anything; rules that are kept stay.
     pub fn remove(&mut self, kept: &Kept) -> Result<(), IpvsError> {
-        self.installed = None;
+        self.layout = None;
         self.draining.clear();
         let restore = rules::removal(self.family, &self.programs.list()?, kept);
         if !restore.is_empty() {
@@ -195,90 +240,47 @@ impl IpvsPlane {
         Ok(rules)
     }
 
-    /// Adds elements; when nothing is known, each set is replaced as a whole.
-    fn change_sets(
-        &mut self,
-        before: &Program,
-        wanted: &Program,
-        whole: bool,
-    ) -> Result<usize, IpvsError> {
+    /// When nothing is known each set is replaced as a whole, and then the rules, which refer to
+    /// them.
+    fn lay_ground(&mut self, wanted: &Program) -> Result<usize, IpvsError> {
         let mut operations = 0;
         for (set, entries) in &wanted.sets {
             let name = set.text(self.family);
-            if whole {
-                self.sets.replace(*set, entries).doing(|| format!("fill the ipset {name}"))?;
-                operations += entries.len();
-                continue;
-            }
-            for entry in entries.difference(&before.sets[set]) {
-                self.sets.add(*set, entry).doing(|| format!("add {entry} to {name}"))?;
-                operations += 1;
-            }
+            self.sets.replace(*set, entries).doing(|| format!("fill the ipset {name}"))?;
+            operations += entries.len();
         }
-        if whole {
-            // The rules refer to sets, so they come after them.
-            let restore = install(&wanted.rules, &self.programs.list()?);
-            operations += restore.operations();
-            if !restore.is_empty() {
-                self.programs.restore(&restore.to_string())?;
-            }
+        let restore = install(&wanted.rules, &self.programs.list()?);
+        if !restore.is_empty() {
+            self.programs.restore(&restore.to_string())?;
         }
-        Ok(operations)
+        Ok(operations + restore.operations())
     }
 
-    fn shrink_sets(&mut self, before: &Program, wanted: &Program) -> Result<usize, IpvsError> {
-        let mut operations = 0;
-        for (set, entries) in &before.sets {
-            let name = set.text(self.family);
-            for entry in entries.difference(&wanted.sets[set]) {
-                self.sets.delete(*set, entry).doing(|| format!("delete {entry} from {name}"))?;
-                operations += 1;
-            }
-        }
-        Ok(operations)
-    }
-
-    fn change_rules(&mut self, before: &Program, wanted: &Program) -> Result<usize, IpvsError> {
-        if before.rules == wanted.rules {
-            return Ok(0);
-        }
-        let restore = install(&wanted.rules, &Listing::parse(&before.rules.to_string()));
-        self.programs.restore(&restore.to_string())?;
-        Ok(restore.operations())
-    }
-
-    fn change_servers(&mut self, before: &Program, wanted: &Program) -> Result<usize, IpvsError> {
-        let mut operations = 0;
-        for (server, (settings, targets)) in &wanted.servers {
-            let known = before.servers.get(server);
-            operations += self.change_server(server, settings, known.map(|(known, _)| known))?;
-            let none = BTreeSet::new();
-            let had = known.map_or(&none, |(_, targets)| targets);
-            for target in targets.difference(had) {
-                self.add_destination(server, *target)?;
-                operations += 1;
-            }
-            for target in had.difference(targets) {
-                self.withdraw(server, *target)?;
-                operations += 1;
-            }
-        }
-        Ok(operations)
-    }
-
+    /// Makes a server or changes it, with its destinations.
     fn change_server(
         &mut self,
         server: &Server,
-        settings: &Settings,
-        known: Option<&Settings>,
+        before: Option<&Virtual>,
+        (settings, targets): &Virtual,
     ) -> Result<usize, IpvsError> {
         let what = || format!("set up the virtual server {server:?}");
-        match known {
+        let mut operations = 1;
+        match before {
             None => self.servers.add(server, settings).doing(what)?,
-            Some(known) if known != settings => self.servers.set(server, settings).doing(what)?,
-            Some(_) => return Ok(0),
+            Some((known, _)) if known != settings => {
+                self.servers.set(server, settings).doing(what)?;
+            }
+            Some(_) => operations = 0,
         }
-        Ok(1)
+        let none = BTreeSet::new();
+        let had = before.map_or(&none, |(_, targets)| targets);
+        for target in targets.difference(had) {
+            self.add_destination(server, *target)?;
+        }
+        for target in had.difference(targets) {
+            self.withdraw(server, *target)?;
+        }
+        Ok(operations + targets.symmetric_difference(had).count())
     }
 
     /// A target that has been away, but not long enough to drain, serves again.
@@ -300,31 +302,6 @@ impl IpvsPlane {
         } else {
             self.servers.delete_destination(server, target).doing(what)
         }
-    }
-
-    fn drop_servers(&mut self, before: &Program, wanted: &Program) -> Result<usize, IpvsError> {
-        let mut operations = 0;
-        for server in before.servers.keys().filter(|s| !wanted.servers.contains_key(*s)) {
-            self.servers.delete(server).doing(|| format!("delete {server:?}"))?;
-            self.draining.retain(|(of, _)| of != server);
-            operations += 1;
-        }
-        Ok(operations)
-    }
-
-    fn change_addresses(
-        &mut self,
-        link: u32,
-        before: &BTreeSet<IpAddr>,
-        wanted: &BTreeSet<IpAddr>,
-    ) -> Result<usize, IpvsError> {
-        for address in wanted.difference(before) {
-            self.links.add(link, *address).doing(|| format!("add {address} to kube-ipvs0"))?;
-        }
-        for address in before.difference(wanted) {
-            self.links.delete(link, *address).doing(|| format!("take {address} away"))?;
-        }
-        Ok(wanted.symmetric_difference(before).count())
     }
 
     fn finish_draining(&mut self) -> Result<(), IpvsError> {

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ use tracing::{error, info};
 
 use crate::clients::{self, Node};
 use crate::corefile::{self, Corefile, CorefileError};
+use crate::files::Files;
 use crate::follow::{Follower, Wanted, config_map, seconds_since_1970};
 use crate::metrics::{Metrics, State};
 use crate::programmed;
@@ -56,6 +57,8 @@ pub struct Config {
     pub lease: Option<String>,
     /// Where to say that the server lives, that it is ready, and what it counted.
     pub pages: Pages,
+    /// Whether to go on answering for a while when told to stop, if the Corefile says so.
+    pub lingers: bool,
     /// How many threads answer over UDP; `None` is one per processor.
     pub threads: Option<usize>,
     /// The node whose pods get their searches completed: the one whose pods ask this server. The
@@ -101,6 +104,7 @@ impl Default for Config {
             stranger_rate: 100,
             lease: None,
             pages: Pages::default(),
+            lingers: false,
             threads: None,
             complete_searches_of: None,
             published: watch::Sender::default(),
@@ -208,7 +212,9 @@ pub async fn serve(
     };
     let searches = follow_clients(&client, &config, &resolver);
     let configuration = follow_configuration(&client, &config, &sender, &resolver);
-    let serving = server.serve(resolver.clone(), &metrics, config.stranger_rate, stop.clone());
+    let over = CancellationToken::new();
+    let serving = server.serve(resolver.clone(), &metrics, config.stranger_rate, over.clone());
+    let leaving = leave(&config, &resolver, &stop, &over);
     tokio::select! {
         result = serving => result.map_err(listen)?,
         () = follower.run() => {}
@@ -216,16 +222,45 @@ pub async fn serve(
         () = lease => {}
         () = searches => {}
         () = pages => {}
+        () = leaving => {}
     }
     Ok(())
 }
 
-/// The port that the configuration wants to be served.
-pub fn port(config: &Config) -> Result<u16, DnsError> {
-    let Some(Source::File(path)) = &config.corefile else { return Ok(53) };
+/// Ends the answering when told to stop: at once, or after the time in which others learn that this
+/// server is not ready any more (`lameduck`).
+async fn leave(
+    config: &Config,
+    resolver: &Resolver,
+    stop: &CancellationToken,
+    over: &CancellationToken,
+) {
+    stop.cancelled().await;
+    let rest = resolver.setup.get().lame_duck;
+    if config.lingers && !rest.is_zero() {
+        info!(seconds = rest.as_secs_f32(), "stopping: answers go on for a while");
+        time::sleep(rest).await;
+    }
+    over.cancel();
+    // Serving ends by itself now, and with it everything else.
+    std::future::pending().await
+}
+
+/// Where the configuration wants to be served, if nothing else is said.
+pub fn places(config: &Config) -> Result<Vec<SocketAddr>, DnsError> {
+    let everywhere = IpAddr::from([0, 0, 0, 0]);
+    let Some(Source::File(path)) = &config.corefile else {
+        return Ok(vec![(everywhere, 53).into()]);
+    };
     let failed = |source| DnsError::File { path: path.clone(), source };
     let text = std::fs::read_to_string(path).map_err(failed)?;
-    Ok(read(&text, config)?.port)
+    let Corefile { port, mut bind, .. } = read(&text, config, &files_of(config))?;
+    if bind.is_empty() {
+        bind.push(everywhere);
+    }
+    bind.sort_unstable();
+    bind.dedup();
+    Ok(bind.into_iter().map(|address| (address, port).into()).collect())
 }
 
 /// What to begin with.
@@ -234,7 +269,7 @@ fn begin(config: &Config) -> Result<(Wanted, Setup, Pages), DnsError> {
     let Some(Source::File(path)) = &config.corefile else { return Ok(standard) };
     let failed = |source| DnsError::File { path: path.clone(), source };
     let text = std::fs::read_to_string(path).map_err(failed)?;
-    Ok(understood(read(&text, config)?, config, standard.0))
+    Ok(understood(read(&text, config, &files_of(config))?, config, standard.0))
 }
 
 /// What the flags alone mean.
@@ -253,8 +288,17 @@ fn standard(config: &Config) -> Result<(Wanted, Setup, Pages), DnsError> {
     Ok((wanted, setup, config.pages))
 }
 
-fn read(text: &str, config: &Config) -> Result<Corefile, CorefileError> {
-    corefile::read(text, config.coredns_compat, &|path| std::fs::read_to_string(path))
+fn read(text: &str, config: &Config, files: &Files) -> Result<Corefile, CorefileError> {
+    corefile::read(text, config.coredns_compat, &|path| files.read(path))
+}
+
+/// No files yet; relative paths are relative to the configuration's own place.
+fn files_of(config: &Config) -> Files {
+    match &config.corefile {
+        Some(Source::File(path)) => Files::new(path.parent().unwrap_or(Path::new("."))),
+        // Where it would be mounted.
+        _ => Files::new(Path::new("/etc/coredns")),
+    }
 }
 
 /// Puts a configuration in the place of the flags.
@@ -289,12 +333,22 @@ async fn follow_configuration(
         Some(Source::File(path)) => std::fs::read_to_string(path).ok(),
         _ => None,
     };
-    while let Some(text) = texts.next().await {
-        if text == last {
+    let mut files = files_of(config);
+    if let Some(text) = &last {
+        // It has been taken in already; this is to know which files it was made from.
+        let _ = read(text, config, &files);
+    }
+    let mut ticks = time::interval(LOOK);
+    loop {
+        let text = tokio::select! {
+            Some(text) = texts.next() => text,
+            _ = ticks.tick() => last.clone(),
+        };
+        if text == last && !files.have_changed() {
             continue;
         }
-        let is_file = matches!(config.corefile, Some(Source::File(_)));
-        match apply(text.as_deref(), is_file, config, wanted, resolver) {
+        files = files_of(config);
+        match apply(text.as_deref(), config, &files, wanted, resolver) {
             Ok(()) => info!("configuration taken in"),
             Err(error) => error!(%error, "configuration refused, the old one goes on"),
         }
@@ -324,15 +378,15 @@ fn contents(path: PathBuf) -> BoxStream<'static, Option<String>> {
 
 fn apply(
     text: Option<&str>,
-    is_file: bool,
     config: &Config,
+    files: &Files,
     wanted: &watch::Sender<Wanted>,
     resolver: &Resolver,
 ) -> Result<(), DnsError> {
     let standard = standard(config)?;
     let (new, setup, _) = match text {
-        Some(text) => understood(read(text, config)?, config, standard.0),
-        None if is_file => return Err(DnsError::Missing),
+        Some(text) => understood(read(text, config, files)?, config, standard.0),
+        None if matches!(config.corefile, Some(Source::File(_))) => return Err(DnsError::Missing),
         None => standard,
     };
     wanted.send_if_modified(|old| {

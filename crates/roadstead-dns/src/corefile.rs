@@ -15,7 +15,9 @@ use self::parse::Directive;
 use crate::setup::{Block, CacheRule, FallThrough, Forward, Hosts, Rewrite, Setup};
 use crate::upstream::{Options, Policy, Upstreams};
 
+mod import;
 pub mod parse;
+mod template;
 
 /// What is wrong with a configuration, and where.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -42,6 +44,8 @@ pub struct Corefile {
     pub namespace_selector: Option<String>,
     /// The port to listen on.
     pub port: u16,
+    /// The addresses to listen on; all if there are none.
+    pub bind: Vec<IpAddr>,
     /// Where to say that the server lives.
     pub health: Option<SocketAddr>,
     /// Where to say that the server is ready.
@@ -50,12 +54,13 @@ pub struct Corefile {
     pub metrics: Option<SocketAddr>,
 }
 
-/// How files are read, such as `/etc/resolv.conf`.
+/// How files are read, such as `/etc/resolv.conf`. A path that ends in `/` is read as the names of
+/// what is in that folder, one per line.
 pub type ReadFile<'a> = &'a dyn Fn(&str) -> std::io::Result<String>;
 
 /// Reads a configuration.
 pub fn read(text: &str, compat: bool, file: ReadFile<'_>) -> Outcome<Corefile> {
-    let setup = Setup { blocks: Vec::new(), udp_size: 1232, coredns_compat: compat };
+    let setup = Setup { coredns_compat: compat, ..Setup::default() };
     let mut reader = Reader {
         file,
         port: None,
@@ -65,12 +70,13 @@ pub fn read(text: &str, compat: bool, file: ReadFile<'_>) -> Outcome<Corefile> {
             service_selector: None,
             namespace_selector: None,
             port: 53,
+            bind: Vec::new(),
             health: None,
             ready: None,
             metrics: None,
         },
     };
-    let blocks = parse::parse(text)?;
+    let blocks = import::expand(parse::parse(text)?, file)?;
     if blocks.is_empty() {
         return Err(CorefileError { line: 1, reason: "there is no server block".into() });
     }
@@ -134,13 +140,28 @@ impl Reader<'_> {
             // Errors are always logged, with less noise than a setting could choose.
             "errors" => {}
             "log" => block.log = true,
-            "health" => corefile.health = Some(directive.address(8080)?),
+            "health" => {
+                corefile.health = Some(directive.address(8080)?);
+                corefile.setup.lame_duck = lame_duck(directive)?;
+            }
             "ready" => corefile.ready = Some(directive.address(8181)?),
             "prometheus" => corefile.metrics = Some(directive.address(9153)?),
             // The guard is always on; a loop takes an upstream out rather than the process down.
             "loop" => {}
             // Changes are always looked for.
             "reload" => {}
+            // Replies are short, ANY gets one kind (RFC 8482), there is a socket per processor, and
+            // nobody waits for ever: all of that is always so.
+            "minimal" | "any" | "multisocket" | "cancel" => {}
+            "autopath" => autopath(directive)?,
+            "bufsize" => {
+                let size = directive.words.get(1).map_or(Ok(1232), |word| word.parse());
+                let size = size.ok().filter(|size| (512..=4096).contains(size));
+                let wrong = || directive.wrong("bufsize must be between 512 and 4096");
+                corefile.setup.udp_size = size.ok_or_else(wrong)?;
+            }
+            "bind" => corefile.bind.extend(bind(directive)?),
+            "template" => block.templates.push(template::read(directive, &block.zones)?),
             "loadbalance" => block.fixed_order = !load_balance(directive)?,
             "cache" => block.cache = Some(cache(directive)?),
             "hosts" => block.hosts = Some(self.hosts(directive, &block.zones)?),
@@ -229,7 +250,13 @@ impl Reader<'_> {
                 settings.namespaces = Namespaces::Seen;
             }
             "labels" => self.corefile.service_selector = Some(option.words[1..].join(" ")),
-            "startup_timeout" | "apiserver_qps" | "apiserver_burst" | "apiserver_max_inflight" => {}
+            // The last two meant something long ago, and are still around.
+            "startup_timeout"
+            | "upstream"
+            | "resyncperiod"
+            | "apiserver_qps"
+            | "apiserver_burst"
+            | "apiserver_max_inflight" => {}
             "endpoint" | "tls" | "kubeconfig" => {
                 return Err(option.wrong(format!(
                     "{}: which cluster to follow is said by --kubeconfig",
@@ -337,6 +364,37 @@ fn set_lifetimes(settings: &mut Settings, seconds: u32) {
     settings.lifetimes.endpoint = seconds;
     settings.lifetimes.negative = seconds;
     settings.lifetimes.negative_below_service = seconds;
+}
+
+/// `lameduck 5s` in `health`.
+fn lame_duck(directive: &Directive) -> Outcome<Duration> {
+    let mut time = Duration::ZERO;
+    for option in &directive.body {
+        match option.name() {
+            "lameduck" => time = option.duration()?,
+            other => return Err(option.wrong(format!("health: unknown option {other:?}"))),
+        }
+    }
+    Ok(time)
+}
+
+/// Searches are completed by ourselves, for those whose list is known.
+fn autopath(directive: &Directive) -> Outcome<()> {
+    match directive.words.last().map(String::as_str) {
+        Some("@kubernetes") => Ok(()),
+        _ => Err(directive.wrong("only `autopath @kubernetes` is understood")),
+    }
+}
+
+fn bind(directive: &Directive) -> Outcome<Vec<IpAddr>> {
+    if !directive.body.is_empty() {
+        return Err(directive.wrong("bind: options are not understood"));
+    }
+    let address = |word: &String| {
+        let wrong = || directive.wrong(format!("bind {word}: not an address"));
+        word.parse().map_err(|_| wrong())
+    };
+    directive.words[1..].iter().map(address).collect()
 }
 
 fn load_balance(directive: &Directive) -> Outcome<bool> {

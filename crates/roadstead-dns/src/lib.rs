@@ -12,6 +12,7 @@ pub mod agent;
 pub mod cache;
 pub mod clients;
 pub mod corefile;
+mod files;
 mod follow;
 pub mod limit;
 pub mod message;

@@ -86,6 +86,8 @@ pub(crate) enum Stage<'a> {
     HostName(&'a Name, u32),
     /// Not in the table, and so nowhere.
     NoHost,
+    /// Made from the question alone.
+    Template(&'a [(u32, IpAddr)], Code),
     /// The cluster's answer.
     Zone(Answer<'a>),
     /// Others have to be asked.
@@ -173,6 +175,10 @@ impl<'a> Context<'a> {
 
     /// What we know about a name without asking anybody.
     pub(crate) fn stage(&self, block: &'a Block, name: &[u8], kind: RecordType) -> Stage<'a> {
+        let mut templates = block.templates.iter();
+        if let Some((answers, code)) = templates.find_map(|one| one.apply(name, kind)) {
+            return Stage::Template(answers, code);
+        }
         if let Some(stage) = block.hosts.as_ref().and_then(|hosts| write::look_up(hosts, name)) {
             return stage;
         }

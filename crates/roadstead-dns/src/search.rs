@@ -100,6 +100,8 @@ impl<'a> Context<'a> {
         }
         match self.stage(block, name, RecordType::from_number(query.kind)) {
             Stage::NoHost => Fate::NoName,
+            // They may make a difference between types.
+            Stage::Template(..) => Fate::Unclear,
             Stage::Zone(answer) => match answer.end {
                 End::NoName(_) if answer.aliases.is_empty() => Fate::NoName,
                 End::Found(..) | End::NoData(_) => Fate::Cluster(answer),

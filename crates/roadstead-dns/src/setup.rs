@@ -9,8 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use regex::{Captures, Regex};
+use roadstead_zone::answer::RecordType;
 use roadstead_zone::name::{Name, find_suffix};
 
+use crate::reply::Code;
 use crate::upstream::Upstreams;
 
 /// Everything that can be configured about answering.
@@ -22,6 +24,19 @@ pub struct Setup {
     pub udp_size: u16,
     /// Whether to answer as CoreDNS does where that differs from the RFCs.
     pub coredns_compat: bool,
+    /// How long to go on answering when told to stop.
+    pub lame_duck: Duration,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            blocks: Vec::new(),
+            udp_size: 1232,
+            coredns_compat: false,
+            lame_duck: Duration::ZERO,
+        }
+    }
 }
 
 /// The rules for some zones.
@@ -31,6 +46,8 @@ pub struct Block {
     pub zones: Vec<Name>,
     /// Names that are other names.
     pub rewrites: Vec<Rewrite>,
+    /// Answers that are made from the question alone.
+    pub templates: Vec<Template>,
     /// Addresses from a table.
     pub hosts: Option<Hosts>,
     /// Whether the cluster's names are here, and below which zones the next in line is asked
@@ -88,6 +105,43 @@ impl Default for CacheRule {
             success: Duration::from_secs(3600),
             denial: Duration::from_secs(1800),
             stale: Duration::from_secs(3600),
+        }
+    }
+}
+
+/// An answer that is made from the question alone.
+#[derive(Clone, Debug)]
+pub struct Template {
+    /// For names in these zones.
+    pub zones: Vec<Name>,
+    /// For this type; `None` is any.
+    pub kind: Option<RecordType>,
+    /// For names that one of these describes; if there are none, for all.
+    pub patterns: Vec<Regex>,
+    /// Addresses, and how long clients may remember them.
+    pub answers: Vec<(u32, IpAddr)>,
+    /// The code of the reply.
+    pub code: Code,
+    /// What becomes of names that are not described; `None`: they do not exist.
+    pub fall_through: Option<FallThrough>,
+}
+
+impl Template {
+    /// What it has to say about a name in wire form and small letters: addresses and a code.
+    /// `None` leaves it to the next in line.
+    pub fn apply(&self, name: &[u8], kind: RecordType) -> Option<(&[(u32, IpAddr)], Code)> {
+        let within = self.zones.iter().any(|zone| find_suffix(name, zone.wire()).is_some());
+        if !within || self.kind.is_some_and(|own| own != kind) {
+            return None;
+        }
+        let described = self.patterns.is_empty() || {
+            let text = Name::from_wire(name)?.to_string();
+            self.patterns.iter().any(|pattern| pattern.is_match(&text))
+        };
+        match &self.fall_through {
+            _ if described => Some((&self.answers, self.code)),
+            Some(fall_through) if fall_through.covers(name) => None,
+            _ => Some((&[], Code::NoName)),
         }
     }
 }
@@ -193,8 +247,7 @@ impl Setup {
                 cache: Some(CacheRule::default()),
                 ..Block::default()
             }],
-            udp_size: 1232,
-            coredns_compat: false,
+            ..Self::default()
         }
     }
 
@@ -265,8 +318,7 @@ mod tests {
         };
         let setup = Setup {
             blocks: vec![block(&["."]), block(&["acme.local"]), block(&["eu.acme.local", "org"])],
-            udp_size: 1232,
-            coredns_compat: false,
+            ..Setup::default()
         };
         for (name, want) in
             [("example.com", 0), ("x.acme.local", 1), ("eu.acme.local", 2), ("a.org", 2)]

@@ -260,7 +260,7 @@ pub(crate) fn look_up<'a>(hosts: &'a Hosts, name: &[u8]) -> Option<Stage<'a>> {
     }
 }
 
-/// Writes what the table of hosts says.
+/// Writes what the table of hosts, or a template, says.
 pub(crate) fn hosts(
     reply: &mut Reply<'_>,
     stage: &Stage<'_>,
@@ -272,15 +272,19 @@ pub(crate) fn hosts(
     let fits = match stage {
         Stage::Hosts(addresses, lifetime) => addresses
             .iter()
-            .filter(|one| match kind {
-                RecordType::A => one.is_ipv4(),
-                RecordType::Aaaa => one.is_ipv6(),
-                _ => kind == RecordType::Any,
-            })
+            .filter(|one| wants(kind, one))
             .all(|one| address(reply, Section::Answer, owner, *one, *lifetime)),
         Stage::HostName(name, lifetime) => {
             let wanted = matches!(kind, RecordType::Ptr | RecordType::Any);
             !wanted || pointer(reply, owner, name, *lifetime)
+        }
+        Stage::Template(answers, code) => {
+            let all = answers.iter().filter(|(_, one)| wants(kind, one));
+            let mut all = all.map(|(lifetime, one)| (*one, *lifetime));
+            if !all.all(|(one, lifetime)| address(reply, Section::Answer, owner, one, lifetime)) {
+                reply.set_truncated();
+            }
+            return *code;
         }
         _ => return Code::NoName,
     };
@@ -288,6 +292,15 @@ pub(crate) fn hosts(
         reply.set_truncated();
     }
     Code::NoError
+}
+
+/// Whether an address is of the type that was asked for.
+fn wants(kind: RecordType, address: &IpAddr) -> bool {
+    match kind {
+        RecordType::A => address.is_ipv4(),
+        RecordType::Aaaa => address.is_ipv6(),
+        _ => kind == RecordType::Any,
+    }
 }
 
 fn pointer(reply: &mut Reply<'_>, owner: Owner<'_>, name: &Name, lifetime: u32) -> bool {

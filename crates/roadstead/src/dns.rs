@@ -162,6 +162,7 @@ async fn serve(client: Client, args: Args) -> anyhow::Result<()> {
             ready: page(args.ready, 8181),
             metrics: page(args.metrics, 9153),
         },
+        lingers: true,
         threads: args.threads,
         complete_searches_of: args
             .complete_searches_of
@@ -174,7 +175,7 @@ async fn serve(client: Client, args: Args) -> anyhow::Result<()> {
         config.upstreams = machine::name_servers();
     }
     if config.listen.is_empty() {
-        config.listen = vec![everywhere(roadstead_dns::agent::port(&config)?)];
+        config.listen = roadstead_dns::agent::places(&config)?;
     }
     roadstead_dns::agent::run(client, config, stop).await.context("the DNS server failed")
 }

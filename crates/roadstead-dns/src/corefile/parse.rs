@@ -17,6 +17,8 @@ const DEEPEST: usize = 4;
 pub struct Directive {
     /// Where it begins, counted from 1.
     pub line: usize,
+    /// The file and line that it was imported from.
+    pub within: Option<String>,
     /// At least one.
     pub words: Vec<String>,
     /// What is between its braces.
@@ -25,6 +27,18 @@ pub struct Directive {
 
 /// Reads all server blocks.
 pub fn parse(text: &str) -> Result<Vec<Directive>, CorefileError> {
+    let blocks = fragment(text, 0)?;
+    for block in blocks.iter().filter(|block| block.body.is_empty()) {
+        // A block without rules is pointless, and most likely a brace is missing.
+        if block.name() != "import" {
+            return Err(block.wrong("a server block with rules in braces is expected"));
+        }
+    }
+    Ok(blocks)
+}
+
+/// Reads a part: server blocks at level 0, the rules of one at level 1.
+pub fn fragment(text: &str, level: usize) -> Result<Vec<Directive>, CorefileError> {
     let mut lines = Vec::new();
     for (at, line) in text.lines().enumerate() {
         let words = split(line).ok_or_else(|| CorefileError {
@@ -35,15 +49,7 @@ pub fn parse(text: &str) -> Result<Vec<Directive>, CorefileError> {
             lines.push((at + 1, words));
         }
     }
-    let mut lines = lines.into_iter();
-    let blocks = parse_body(&mut lines, None, 0)?;
-    for block in blocks.iter().filter(|block| block.body.is_empty()) {
-        // A block without rules is pointless, and most likely a brace is missing.
-        if !block.words.is_empty() {
-            return Err(block.wrong("a server block with rules in braces is expected"));
-        }
-    }
-    Ok(blocks)
+    parse_body(&mut lines.into_iter(), None, level)
 }
 
 type Lines = std::vec::IntoIter<(usize, Vec<String>)>;
@@ -81,7 +87,7 @@ fn parse_body(
             return wrong(line, "too many blocks within blocks");
         }
         let body = if opens { parse_body(lines, Some(line), depth + 1)? } else { Vec::new() };
-        all.push(Directive { line, words, body });
+        all.push(Directive { line, within: None, words, body });
     }
     match opened {
         None => Ok(all),
@@ -136,7 +142,11 @@ impl Directive {
 
     /// An error about this line.
     pub fn wrong(&self, reason: impl Into<String>) -> CorefileError {
-        CorefileError { line: self.line, reason: reason.into() }
+        let reason = match &self.within {
+            Some(within) => format!("{within}: {}", reason.into()),
+            None => reason.into(),
+        };
+        CorefileError { line: self.line, reason }
     }
 
     /// The only argument.

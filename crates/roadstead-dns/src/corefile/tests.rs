@@ -1,5 +1,7 @@
 //! Configurations and what they mean.
 
+use roadstead_zone::answer::RecordType;
+
 use super::*;
 
 /// What kubeadm installs.
@@ -33,6 +35,12 @@ fn file(path: &str) -> std::io::Result<String> {
     match path {
         "/etc/resolv.conf" => Ok("search lan\nnameserver 192.0.2.53\nnameserver fd00::53\n".into()),
         "/etc/hosts" => Ok("127.0.0.1 localhost # me\n".into()),
+        "custom/" => Ok("a.override\nb.server\nz.override\n.hidden.override".into()),
+        "custom/a.override" => Ok("log\n".into()),
+        "custom/z.override" => Ok("rewrite name regex ^a{1,2}$ b\n".into()),
+        "custom/b.server" => Ok("acme.local, other.local {\n forward . 192.0.2.1\n}\n".into()),
+        "bad" => Ok("\nwhoami\n".into()),
+        "itself" => Ok("import itself\n".into()),
         _ => Err(std::io::ErrorKind::NotFound.into()),
     }
 }
@@ -73,7 +81,22 @@ fn what_is_refused() {
         (".:53 {\n errors } x\n}", "line 2: a brace in the middle of a line"),
         (".:53 {\n errors\n} x", "line 3: nothing may follow a closing brace"),
         (".:53 {\n\n errors\n whoami\n}", "line 4: unknown plugin \"whoami\""),
-        (".:53 {\n import x\n}", "line 2: unknown plugin \"import\""),
+        (".:53 {\n import x\n}", "line 2: x: entity not found"),
+        (".:53 {\n import */x\n}", "line 2: */x: only one * in a file's name is understood"),
+        (".:53 {\n import bad\n}", "line 2: bad, line 2: unknown plugin \"whoami\""),
+        (
+            ".:53 {\n autopath /etc/resolv.conf\n}",
+            "line 2: only `autopath @kubernetes` is understood",
+        ),
+        (".:53 {\n bind eth0\n}", "line 2: bind eth0: not an address"),
+        (".:53 {\n bufsize 100\n}", "line 2: bufsize must be between 512 and 4096"),
+        (".:53 {\n health {\n  lameduck soon\n }\n}", "line 3: soon: not a duration"),
+        (".:53 {\n template IN MX\n}", "line 2: template MX: this type is not understood"),
+        (
+            ".:53 {\n template IN A {\n  answer \"a.b 60 IN A 192.0.2.1\"\n }\n}",
+            "line 3: a.b 60 IN A 192.0.2.1: only \"{{ .Name }} TTL IN A|AAAA ADDRESS\" is understood",
+        ),
+        (".:53 {\n template IN A {\n  rcode WHAT\n }\n}", "line 3: rcode WHAT: unknown"),
         (".:x {\n errors\n}", "line 1: .:x: not a port"),
         ("tls://. {\n errors\n}", "line 1: tls://.: only plain DNS is served"),
         (
@@ -148,6 +171,55 @@ fn what_is_understood() {
     let listed = ["a", "b"].map(str::to_owned).into();
     assert_eq!(settings.namespaces, Namespaces::Listed(listed));
     assert_eq!(corefile.service_selector.as_deref(), Some("app=web"));
+}
+
+#[test]
+fn imports() {
+    let text = "(common) {\n errors\n import custom/*.override\n}\n\
+                .:53 {\n import common\n kubernetes cluster.local\n import nowhere/*.override\n}\n\
+                import custom/*.server\n";
+    let corefile = parsed(text).unwrap();
+    let [root, other] = corefile.setup.blocks.as_slice() else { panic!("two blocks") };
+    assert!(root.log && root.rewrites.len() == 1 && root.kubernetes.is_some());
+    assert_eq!((other.zones.len(), other.forwards.len()), (2, 1));
+    let endless = parsed(".:53 {\n import itself\n}").unwrap_err();
+    assert!(endless.starts_with("line 2: itself, line 1: itself, line 1: "), "{endless}");
+    assert!(endless.ends_with("imports lead too deep"), "{endless}");
+}
+
+/// Other plugins of configurations that are around.
+#[test]
+fn the_rest_of_it() {
+    let corefile = parsed(
+        ".:53 {\n health {\n  lameduck 5s\n }\n autopath @kubernetes\n minimal\n any\n bufsize 1400\n \
+         bind 127.0.0.1 ::1\n kubernetes cluster.local {\n  upstream\n }\n \
+         template ANY ANY internal.cloudapp.net {\n  \
+         match \"^(?:[^.]+\\.){4,}internal\\.cloudapp\\.net\\.$\"\n  rcode NXDOMAIN\n  fallthrough\n }\n \
+         template IN A blocked.example {\n  answer \"{{ .Name }} 60 IN A 192.0.2.1\"\n }\n \
+         template IN AAAA {\n  rcode NOERROR\n }\n}",
+    )
+    .unwrap();
+    assert_eq!(corefile.setup.lame_duck, Duration::from_secs(5));
+    assert_eq!(corefile.setup.udp_size, 1400);
+    assert_eq!(corefile.bind, ["127.0.0.1".parse::<IpAddr>().unwrap(), "::1".parse().unwrap()]);
+    let templates = &corefile.setup.blocks[0].templates;
+    let cases = [
+        ("a.b.c.d.internal.cloudapp.net", RecordType::A, "NoName"),
+        ("a.internal.cloudapp.net", RecordType::A, "next"),
+        ("x.blocked.example", RecordType::A, "60 192.0.2.1 NoError"),
+        ("x.blocked.example", RecordType::Aaaa, "NoError"),
+        ("web.example", RecordType::Aaaa, "NoError"),
+        ("web.example", RecordType::A, "next"),
+    ];
+    for (name, kind, want) in cases {
+        let name = Name::parse(name).unwrap();
+        let found = templates.iter().find_map(|template| template.apply(name.wire(), kind));
+        let got = found.map_or("next".to_owned(), |(answers, code)| {
+            let texts = answers.iter().map(|(lifetime, address)| format!("{lifetime} {address} "));
+            texts.collect::<String>() + &format!("{code:?}")
+        });
+        assert_eq!(got, want, "{name} {kind:?}");
+    }
 }
 
 #[test]

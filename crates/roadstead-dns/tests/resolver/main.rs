@@ -252,6 +252,8 @@ async fn rules_of_a_corefile() {
          rewrite name old.corp web.prod.svc.cluster.local\n \
          rewrite name suffix .was.org .org\n \
          rewrite name regex ^(.*)--(.*)\\.corp$ {{1}}.{{2}}.svc.cluster.local\n \
+         template IN A made.up {{\n  answer \"{{{{ .Name }}}} 60 IN A 192.0.2.78\"\n }}\n \
+         template ANY ANY gone.up {{\n  rcode NXDOMAIN\n }}\n \
          kubernetes cluster.local\n forward . {}\n cache\n}}\n",
         acme.address, world.address
     );
@@ -266,6 +268,8 @@ async fn rules_of_a_corefile() {
         ("web--prod.corp.", NoError, "10.96.0.1"),
         ("example.org.", NoError, "192.0.2.1"),
         ("x.acme.local.", NXDomain, ""),
+        ("any.made.up.", NoError, "192.0.2.78"),
+        ("any.gone.up.", NXDomain, ""),
     ] {
         assert_eq!(ask(running.address, name).await, (code, want.into()), "{name}");
     }

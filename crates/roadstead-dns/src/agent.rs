@@ -57,6 +57,8 @@ pub struct Config {
     pub lease: Option<String>,
     /// Where to say that the server lives, that it is ready, and what it counted.
     pub pages: Pages,
+    /// Whether the endpoints in a zone have names of their own.
+    pub zonal: bool,
     /// Whether to go on answering for a while when told to stop, if the Corefile says so.
     pub lingers: bool,
     /// How many threads answer over UDP; `None` is one per processor.
@@ -104,6 +106,7 @@ impl Default for Config {
             stranger_rate: 100,
             lease: None,
             pages: Pages::default(),
+            zonal: false,
             lingers: false,
             threads: None,
             complete_searches_of: None,
@@ -279,6 +282,7 @@ fn standard(config: &Config) -> Result<(Wanted, Setup, Pages), DnsError> {
     let mut settings = Settings::new(&origin);
     settings.lifetimes = config.lifetimes;
     settings.servers = config.addresses.clone();
+    settings.zonal = config.zonal;
     settings.coredns_compat = config.coredns_compat;
     let upstreams = (!config.upstreams.is_empty())
         .then(|| Arc::new(Upstreams::new(config.upstreams.clone(), Options::default())));

@@ -240,6 +240,7 @@ impl Reader<'_> {
             }
             "fallthrough" => *fall_through = option.fall_through(zones)?,
             "endpoint_pod_names" => settings.endpoint_pod_names = true,
+            "zonal" => settings.zonal = true,
             "ignore" if option.only()? == "empty_service" => settings.ignore_empty_services = true,
             "namespaces" => {
                 settings.namespaces =

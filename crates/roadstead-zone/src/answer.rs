@@ -12,7 +12,7 @@ use crate::zone::{PodNames, Reverse, Zone};
 /// An ExternalName may lead to another one; so many times at most.
 const MAX_ALIASES: usize = 8;
 /// No name in the zone has more labels than this in front of the zone's own.
-const MAX_LABELS: usize = 7;
+const MAX_LABELS: usize = 10;
 
 /// The types of records that we can be asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -307,15 +307,12 @@ impl Zone {
         // A headless Service without ready endpoints has no addresses, and no name either.
         let empty =
             entry.endpoints.is_empty() && (entry.is_headless() || settings.ignore_empty_services);
-        let services = |only| {
-            let records = ServiceRecords { entry, only };
-            match records.iter().next() {
-                Some(_) => End::Found(Records::Services(records), lifetime),
-                None => End::NoData(soon),
-            }
-        };
+        let services = |only| self.services(entry, only, lifetime);
         match path.depth {
             _ if empty => missing(),
+            4.. if settings.zonal && entry.is_headless() && path.label(3) == b"_zone" => {
+                self.zonal(entry, path, kind).unwrap_or_else(missing)
+            }
             3 if kind == RecordType::Srv => services(None),
             3 => self.addresses(&entry.own, kind, lifetime, soon),
             4 => match path.label(3) {
@@ -332,6 +329,42 @@ impl Zone {
             },
             _ => missing(),
         }
+    }
+
+    fn services<'a>(&self, entry: &'a Entry, only: Option<usize>, lifetime: u32) -> End<'a> {
+        let records = ServiceRecords { entry, only };
+        match records.iter().next() {
+            Some(_) => End::Found(Records::Services(records), lifetime),
+            None => End::NoData(self.settings.lifetimes.negative_below_service),
+        }
+    }
+
+    /// `zone.pin._zone` and `zone.prefer._zone`, as CoreDNS has them: the former are endpoints in a
+    /// zone, the latter all of them if there are none there. `None` if there is no such name.
+    fn zonal<'a>(&self, entry: &'a Entry, path: &Path<'_>, kind: RecordType) -> Option<End<'a>> {
+        let lifetimes = &self.settings.lifetimes;
+        let nothing = End::NoData(lifetimes.negative_below_service);
+        if path.depth == 4 {
+            return Some(nothing);
+        }
+        let prefers = match path.label(4) {
+            b"pin" => false,
+            b"prefer" => true,
+            _ => return None,
+        };
+        if path.depth == 5 {
+            return Some(nothing);
+        }
+        // A zone's name may have dots in it.
+        let part = entry.in_zone(path.wire(5, path.depth - 1)).or(prefers.then_some(entry));
+        let Some(part) = part else { return Some(nothing) };
+        Some(match kind {
+            RecordType::Srv => self.services(part, None, lifetimes.endpoint),
+            _ => {
+                let negative = lifetimes.negative_below_service;
+                self.addresses(&part.own, kind, lifetimes.endpoint, negative)
+            }
+        })
     }
 
     /// `_http._tcp`; unnamed ports have no name.

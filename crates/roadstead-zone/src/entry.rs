@@ -7,7 +7,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use crate::blob::Blob;
-use crate::view::{Dashed, Port, Protocol, ServiceKind, ServiceView, SliceView, undashed};
+use crate::view::{
+    Dashed, EndpointView, Port, Protocol, ServiceKind, ServiceView, SliceView, undashed,
+};
 use crate::zone::Lifetimes;
 
 /// The length of an A record with a pointer for its owner.
@@ -97,6 +99,17 @@ pub(crate) struct Entry {
     /// What SRV records there are; only if it is headless.
     pub pairs: Box<[Pair]>,
     slices: Box<[Slice]>,
+    /// Its endpoints by where they run; only if that is part of names.
+    zones: Box<[Zonal]>,
+}
+
+/// The part of a headless Service that runs in one zone. It stays when the last endpoint is gone,
+/// because there are few zones, and another one may come.
+#[derive(Clone, Debug)]
+struct Zonal {
+    /// Labels in wire form.
+    name: Box<[u8]>,
+    part: Arc<Entry>,
 }
 
 /// A ready endpoint. Those without a host name come first, by address.
@@ -105,6 +118,8 @@ pub(crate) struct Endpoint {
     pub host: Option<Box<str>>,
     pub address: IpAddr,
     slice: u16,
+    /// Counted from 1; 0 is nowhere.
+    zone: u16,
 }
 
 /// An endpoint with one of its ports.
@@ -135,6 +150,7 @@ impl Entry {
             endpoints: Box::default(),
             pairs: Box::default(),
             slices: Box::default(),
+            zones: Box::default(),
         }
     }
 
@@ -195,8 +211,10 @@ impl Entry {
             let same = slices.iter().find(|slice| *slice.ports == *view.ports);
             let ports = same.map_or_else(|| view.ports.into(), |slice| slice.ports.clone());
             slices.push(Slice { name: name.into(), ports, unready });
-            let new = view.endpoints.into_iter();
-            endpoints.extend(new.map(|(host, address)| Endpoint { host, address, slice }));
+            for EndpointView { host, address, zone } in view.endpoints {
+                let zone = zone.map_or(0, |zone| entry.zone_number(zone));
+                endpoints.push(Endpoint { host, address, slice, zone });
+            }
             endpoints.sort_unstable();
         }
         entry.slices = slices.into();
@@ -242,6 +260,42 @@ impl Entry {
         pairs.dedup();
         self.ports = ports.into();
         self.pairs = pairs.into();
+        let mut zones = std::mem::take(&mut self.zones);
+        for (at, zone) in zones.iter_mut().enumerate() {
+            zone.part = Arc::new(self.part(number(at + 1), lifetimes));
+        }
+        self.zones = zones;
+    }
+
+    /// The same with only those endpoints that are in a zone.
+    fn part(&self, zone: u16, lifetimes: &Lifetimes) -> Self {
+        let here = self.endpoints.iter().filter(|endpoint| endpoint.zone == zone);
+        let mut part = Self {
+            kind: Kind::Headless,
+            endpoints: here.cloned().collect(),
+            slices: self.slices.clone(),
+            ..Self::new(&self.key)
+        };
+        part.finish(lifetimes);
+        part
+    }
+
+    /// The number of a zone, which is new perhaps.
+    fn zone_number(&mut self, name: Box<[u8]>) -> u16 {
+        let known = self.zones.iter().position(|zone| zone.name == name);
+        let at = known.unwrap_or_else(|| {
+            let part = Arc::new(Self::new(&self.key));
+            let new = std::iter::once(Zonal { name, part });
+            self.zones = std::mem::take(&mut self.zones).into_iter().chain(new).collect();
+            self.zones.len() - 1
+        });
+        number(at + 1)
+    }
+
+    /// What runs in a zone, whose name is labels in wire form; `None` if nothing does.
+    pub fn in_zone(&self, name: &[u8]) -> Option<&Self> {
+        let zone = self.zones.iter().find(|zone| *zone.name == *name)?;
+        Some(zone.part.as_ref()).filter(|part| !part.endpoints.is_empty())
     }
 
     /// The endpoints with a label; empty if there are none.

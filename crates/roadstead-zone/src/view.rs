@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::{Endpoint as ApiEndpoint, EndpointSlice};
 
 use crate::name::Name;
+use crate::zone::Settings;
 
 /// What a Service's name stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,13 +97,22 @@ impl ServiceView {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SliceView {
     pub ports: Vec<Port>,
-    pub endpoints: Vec<(Option<Box<str>>, IpAddr)>,
+    pub endpoints: Vec<EndpointView>,
     pub unready: usize,
 }
 
+/// One address of a ready endpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct EndpointView {
+    pub host: Option<Box<str>>,
+    pub address: IpAddr,
+    /// Where it runs, as labels in wire form and small letters, if that is part of names.
+    pub zone: Option<Box<[u8]>>,
+}
+
 impl SliceView {
-    /// `pod_names` says whether a pod's name may stand in for a host name.
-    pub fn read(slice: &EndpointSlice, pod_names: bool) -> Self {
+    /// The settings say whether a pod's name may stand in for a host name, and whether zones count.
+    pub fn read(slice: &EndpointSlice, settings: &Settings) -> Self {
         let ports = slice.ports.iter().flatten();
         let ports =
             ports.filter_map(|p| Port::read(p.name.as_deref(), p.protocol.as_deref(), p.port));
@@ -114,9 +124,18 @@ impl SliceView {
                 view.unready += 1;
                 continue;
             }
-            let host = host(endpoint, pod_names);
+            let host = host(endpoint, settings.endpoint_pod_names);
+            let zone = endpoint.zone.as_deref().filter(|_| settings.zonal).and_then(Name::parse);
+            let zone: Option<Box<[u8]>> = zone.map(|zone| {
+                let wire = zone.to_lowercase();
+                wire.wire()[..wire.wire().len() - 1].into()
+            });
             let addresses = endpoint.addresses.iter().filter_map(|text| text.parse().ok());
-            view.endpoints.extend(addresses.map(|address| (host.clone(), address)));
+            view.endpoints.extend(addresses.map(|address| EndpointView {
+                host: host.clone(),
+                address,
+                zone: zone.clone(),
+            }));
         }
         view
     }

@@ -94,6 +94,9 @@ pub struct Settings {
     pub namespaces: Namespaces,
     /// Whether an endpoint without a host name is called like its pod.
     pub endpoint_pod_names: bool,
+    /// Whether `zone.pin._zone.service` and `zone.prefer._zone.service` are the endpoints of a
+    /// headless Service that run in a zone. It takes memory for them a second time.
+    pub zonal: bool,
     /// Whether a Service without ready endpoints does not exist.
     pub ignore_empty_services: bool,
     /// Whether to answer as CoreDNS does where that differs from the RFCs.
@@ -111,6 +114,7 @@ impl Settings {
             reverse: Reverse::default(),
             namespaces: Namespaces::default(),
             endpoint_pod_names: false,
+            zonal: false,
             ignore_empty_services: false,
             coredns_compat: false,
         }
@@ -351,7 +355,7 @@ impl Keeper {
         if self.owners.get(&key).is_some_and(|owner| **owner != **service) {
             self.remove_slice(&key);
         }
-        let view = SliceView::read(slice, self.zone.settings.endpoint_pod_names);
+        let view = SliceView::read(slice, &self.zone.settings);
         self.change(&key.namespace, service, |entry, lifetimes| {
             entry.with_slice(&key.name, Some(view), lifetimes)
         });

@@ -48,6 +48,10 @@ pub struct Args {
     /// Answer as CoreDNS does where that differs from the RFCs.
     #[arg(long)]
     coredns_compat: bool,
+    /// Answer ZONE.pin._zone and ZONE.prefer._zone in front of a headless Service's name with those
+    /// of its endpoints that run in that zone.
+    #[arg(long)]
+    zonal: bool,
     /// How many replies per second a network of strangers gets over UDP; 0 is without limit.
     #[arg(long, value_name = "NUMBER", default_value_t = 100)]
     stranger_rate: u32,
@@ -162,6 +166,7 @@ async fn serve(client: Client, args: Args) -> anyhow::Result<()> {
             ready: page(args.ready, 8181),
             metrics: page(args.metrics, 9153),
         },
+        zonal: args.zonal,
         lingers: true,
         threads: args.threads,
         complete_searches_of: args

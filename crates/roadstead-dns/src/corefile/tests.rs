@@ -151,7 +151,7 @@ fn what_is_understood() {
          rewrite stop {\n    name exact x.corp y.corp\n    answer auto\n  }\n  \
          cache {\n    success 100 1h30m\n    denial 5 10\n    serve_stale\n  }\n  \
          kubernetes k8s.example {\n    namespaces a b\n    labels app=web\n    ignore empty_service\n    \
-         endpoint_pod_names\n    pods verified\n  }\n}\n",
+         endpoint_pod_names\n    zonal\n    pods verified\n  }\n}\n",
     );
     let corefile = corefile.unwrap();
     let [acme, root] = corefile.setup.blocks.as_slice() else { panic!("two blocks") };
@@ -166,7 +166,7 @@ fn what_is_understood() {
     assert_eq!((cache.denial, cache.stale), (Duration::from_secs(10), Duration::from_secs(3600)));
     let settings = corefile.settings.unwrap();
     assert_eq!(settings.reverse, Reverse::NotServed);
-    assert!(settings.ignore_empty_services && settings.endpoint_pod_names);
+    assert!(settings.ignore_empty_services && settings.endpoint_pod_names && settings.zonal);
     assert_eq!(settings.pods, PodNames::Verified);
     let listed = ["a", "b"].map(str::to_owned).into();
     assert_eq!(settings.namespaces, Namespaces::Listed(listed));

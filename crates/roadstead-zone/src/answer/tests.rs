@@ -166,7 +166,8 @@ fn questions_and_answers() {
         (A, "10-0-1-2.db.prod.svc.cluster.local", "noname(1)"),
         (A, "alpha.web.prod.svc.cluster.local", "10.0.0.2 for 5s"),
         (A, "a.b.c.web.prod.svc.cluster.local", "noname(1)"),
-        (A, "a.b.c.d.e.f.web.prod.svc.cluster.local", "noname(5)"),
+        (A, "a.b.c.d.e.f.g.h.web.prod.svc.cluster.local", "noname(5)"),
+        (A, "a.pin._zone.db.prod.svc.cluster.local", "noname(1)"),
         // The tree above Services.
         (A, "cluster.local", "nodata(5)"),
         (Soa, "cluster.local", "soa for 30s"),
@@ -285,7 +286,7 @@ fn an_empty_answer_has_a_reason() {
         (A, "dangling.prod.svc", "there is no Service nothing in namespace prod"),
         (Aaaa, "10-0-1-1.db.prod.svc", "the name exists, but has no IPv6 address"),
         (A, "web.prod.pod", "there is no pod of that name"),
-        (A, "a.b.c.d.e.f.g.svc", "no name in the cluster has that form"),
+        (A, "a.b.c.d.e.f.g.h.i.j.svc", "no name in the cluster has that form"),
         (A, "web.prod.svc", ""),
     ];
     let keeper = zone();
@@ -364,6 +365,58 @@ fn settings_change_which_names_exist() {
         };
         assert_eq!(ask(&keeper, &name, kind), want, "{what}");
     }
+}
+
+/// Names of the endpoints in a zone.
+#[test]
+fn zonal_names() {
+    use RecordType::{A, Aaaa, Srv, Txt};
+    let mut settings = Settings::new(&Name::parse("cluster.local").unwrap());
+    settings.zonal = true;
+    let mut zone = Keeper::new(settings, 1);
+    zone.observe_namespace("prod");
+    let placed = |service: &str, name: &str, endpoints: &str| {
+        let mut slice = slice(service, name, endpoints);
+        let zones = ["Eu-1a", "eu-1b", "eu-1b", "rack.2"].map(|zone| Some(zone.to_owned()));
+        for (endpoint, zone) in slice.endpoints.iter_mut().flatten().zip(zones) {
+            endpoint.zone = zone;
+        }
+        slice
+    };
+    zone.observe_service(&service("web", &["10.96.0.1"], &[]));
+    zone.observe_slice(&placed("web", "web-1", "10.0.0.1"));
+    zone.observe_service(&service("db", &["None"], &[]));
+    zone.observe_slice(&placed("db", "db-1", "10.0.1.1 10.0.1.2 10.0.1.3=db-0 10.0.1.4 10.0.1.5"));
+    zone.set_synced();
+    let all = "10.0.1.1 10.0.1.2 10.0.1.3 10.0.1.4 10.0.1.5 for 5s";
+    let cases = [
+        (A, "db", all),
+        (A, "eu-1a.pin._zone.db", "10.0.1.1 for 5s"),
+        (A, "eu-1b.pin._zone.db", "10.0.1.2 10.0.1.3 for 5s"),
+        (A, "rack.2.pin._zone.db", "10.0.1.4 for 5s"),
+        (A, "eu-1c.pin._zone.db", "nodata(1)"),
+        (A, "eu-1b.prefer._zone.db", "10.0.1.2 10.0.1.3 for 5s"),
+        (A, "eu-1c.prefer._zone.db", all),
+        (Aaaa, "eu-1b.pin._zone.db", "nodata(1)"),
+        (Txt, "eu-1c.pin._zone.db", "nodata(1)"),
+        (
+            Srv,
+            "eu-1b.pin._zone.db",
+            "10-0-1-2.db.prod:8080 db-0.db.prod:8080 10-0-1-2.db.prod=1+0 db-0.db.prod=1+0 for 5s",
+        ),
+        (A, "pin._zone.db", "nodata(1)"),
+        (A, "_zone.db", "nodata(1)"),
+        (A, "eu-1a.near._zone.db", "noname(1)"),
+        (A, "eu-1a.pin._zone.web", "noname(1)"),
+        (A, "eu-1a.pin._zone.none", "noname(5)"),
+    ];
+    for (kind, name, want) in cases {
+        assert_eq!(ask(&zone, &format!("{name}.prod.svc.cluster.local"), kind), want, "{name}");
+    }
+    zone.observe_slice(&placed("db", "db-1", "10.0.1.7"));
+    let name = |zone: &str| format!("{zone}.pin._zone.db.prod.svc.cluster.local");
+    assert_eq!(ask(&zone, &name("eu-1a"), A), "10.0.1.7 for 5s");
+    assert_eq!(ask(&zone, &name("eu-1b"), A), "nodata(1)");
 }
 
 fn compat(settings: &mut Settings) {

@@ -12,7 +12,7 @@ use roadstead_zone::name::Name;
 use roadstead_zone::zone::{Namespaces, PodNames, Reverse, Settings};
 
 use self::parse::Directive;
-use crate::setup::{Block, CacheRule, FallThrough, Forward, Hosts, Rewrite, Setup};
+use crate::setup::{Block, CacheRule, FallThrough, Forward, Hosts, Rewrite, Setup, Transfer};
 use crate::upstream::{Options, Policy, Upstreams};
 
 mod import;
@@ -161,6 +161,7 @@ impl Reader<'_> {
                 corefile.setup.udp_size = size.ok_or_else(wrong)?;
             }
             "bind" => corefile.bind.extend(bind(directive)?),
+            "transfer" => block.transfers.push(transfer(directive, &block.zones)?),
             "template" => block.templates.push(template::read(directive, &block.zones)?),
             "loadbalance" => block.fixed_order = !load_balance(directive)?,
             "cache" => block.cache = Some(cache(directive)?),
@@ -385,6 +386,30 @@ fn autopath(directive: &Directive) -> Outcome<()> {
         Some("@kubernetes") => Ok(()),
         _ => Err(directive.wrong("only `autopath @kubernetes` is understood")),
     }
+}
+
+/// `transfer [ZONE...] { to ADDRESS|* ... }`. Nobody is told of changes.
+fn transfer(directive: &Directive, zones: &[Name]) -> Outcome<Transfer> {
+    let given = directive.words[1..].iter().map(|zone| directive.zone(zone));
+    let mut transfer = Transfer { zones: given.collect::<Outcome<_>>()?, to: Some(Vec::new()) };
+    if transfer.zones.is_empty() {
+        transfer.zones = zones.to_vec();
+    }
+    for option in &directive.body {
+        if option.name() != "to" {
+            return Err(option.wrong(format!("transfer: unknown option {:?}", option.name())));
+        }
+        for word in &option.words[1..] {
+            let address = word.parse().or_else(|_| word.parse().map(|a: SocketAddr| a.ip()));
+            match (address, &mut transfer.to) {
+                (_, to) if word == "*" => *to = None,
+                (Ok(address), Some(to)) => to.push(address),
+                (Ok(_), None) => {}
+                (Err(_), _) => return Err(option.wrong(format!("{word}: not an address"))),
+            }
+        }
+    }
+    Ok(transfer)
 }
 
 fn bind(directive: &Directive) -> Outcome<Vec<IpAddr>> {

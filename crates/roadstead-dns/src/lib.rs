@@ -28,6 +28,7 @@ pub mod setup;
 pub mod tcp;
 #[cfg(test)]
 mod testing;
+pub mod transfer;
 pub mod udp;
 pub mod upstream;
 mod write;

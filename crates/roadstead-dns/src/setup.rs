@@ -55,6 +55,8 @@ pub struct Block {
     pub kubernetes: Option<FallThrough>,
     /// Whom to ask about the rest; the longest zone decides.
     pub forwards: Vec<Forward>,
+    /// Who gets copies of which zones.
+    pub transfers: Vec<Transfer>,
     /// How answers of others are remembered; `None` if they are not.
     pub cache: Option<CacheRule>,
     /// Whether the order of addresses stays as it is.
@@ -86,6 +88,23 @@ pub struct Forward {
     pub except: Vec<Name>,
     /// The servers.
     pub upstreams: Arc<Upstreams>,
+}
+
+/// Who gets copies of some zones.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transfer {
+    /// The zones.
+    pub zones: Vec<Name>,
+    /// Who; `None` is everybody.
+    pub to: Option<Vec<IpAddr>>,
+}
+
+impl Transfer {
+    /// Whether somebody may have a zone.
+    pub fn allows(&self, zone: &[u8], peer: IpAddr) -> bool {
+        let known = self.zones.iter().any(|own| find_suffix(zone, own.wire()).is_some());
+        known && self.to.as_ref().is_none_or(|all| all.contains(&peer.to_canonical()))
+    }
 }
 
 /// How answers of others are remembered.

@@ -20,6 +20,7 @@ use tracing::warn;
 
 use crate::resolve::Resolver;
 use crate::respond::{MAX_REPLY, Response, Transport};
+use crate::transfer;
 use crate::udp::{kind, log};
 
 /// How many connections may be open at a time.
@@ -246,6 +247,14 @@ thread_local! {
 }
 
 fn answer(resolver: &Resolver, query: &[u8], peer: &SocketAddr, output: &mut Vec<u8>) -> Verdict {
+    if transfer::is_wanted(kind(query)) {
+        let (zone, setup) = (resolver.zone.get(), resolver.setup.get());
+        if let Some(messages) = transfer::messages(&zone, &setup, query, peer.ip()) {
+            messages.iter().for_each(|message| frame(output, message));
+            resolver.counters.answered(kind(query), Transport::Tcp, 0);
+            return Verdict::Done;
+        }
+    }
     SCRATCH.with_borrow_mut(|buffer| {
         let response = resolver.respond(query, Transport::Tcp, Some(peer.ip()), buffer);
         match response {

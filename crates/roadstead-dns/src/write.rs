@@ -28,6 +28,11 @@ impl<'a> Place<'a> {
             true => Self(Owner::Name(zone.origin().wire())),
         }
     }
+
+    /// In the question, which is about nothing else.
+    pub fn of_question() -> Self {
+        Self(Owner::At(HEADER_LENGTH))
+    }
 }
 
 /// The number of a reason in RFC 8914.
@@ -125,14 +130,18 @@ fn records(
         Records::Pointers(all) => pointers(reply, zone, all, owner, lifetime),
         Records::Alias => true,
         Records::Soa => soa(reply, zone, Section::Answer, place, lifetime),
-        Records::Ns(target) => name_server(reply, zone, *target, (owner, lifetime), place),
+        Records::Ns(target) => {
+            let section = Section::Additional;
+            name_server(reply, zone, *target, (owner, lifetime), place, section)
+        }
         Records::Version => {
             reply.record(Section::Answer, at, (types::TXT, lifetime), |r| r.label(b"1.1.0"))
         }
     }
 }
 
-fn address(
+/// Returns whether it fits.
+pub fn address(
     reply: &mut Reply<'_>,
     section: Section,
     owner: Owner<'_>,
@@ -195,12 +204,14 @@ fn pointers(
     })
 }
 
-fn name_server(
+/// Writes who serves the zone, and where that is into another section; returns whether it fits.
+pub fn name_server(
     reply: &mut Reply<'_>,
     zone: &Zone,
     target: Option<Target<'_>>,
     (owner, lifetime): (usize, u32),
     place: &Place<'_>,
+    glue: Section,
 ) -> bool {
     let mut at = 0;
     let origin = zone.origin().wire();
@@ -213,13 +224,14 @@ fn name_server(
     });
     if fits {
         for one in zone.settings().servers.iter().copied() {
-            let _ = address(reply, Section::Additional, Owner::At(at), one, lifetime);
+            let _ = address(reply, glue, Owner::At(at), one, lifetime);
         }
     }
     fits
 }
 
-fn soa(
+/// Returns whether it fits.
+pub fn soa(
     reply: &mut Reply<'_>,
     zone: &Zone,
     section: Section,

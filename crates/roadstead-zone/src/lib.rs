@@ -15,5 +15,6 @@ pub mod name;
 pub mod records;
 pub mod reverse;
 pub mod search;
+pub mod transfer;
 pub mod view;
 pub mod zone;

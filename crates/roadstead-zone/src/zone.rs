@@ -233,6 +233,12 @@ impl Zone {
         entries.filter(|entry| entry.exists() && self.namespace(namespace_of(&entry.key)).is_some())
     }
 
+    /// All Services that can be asked for, in no order.
+    pub(crate) fn existing(&self) -> impl Iterator<Item = &Entry> {
+        let all = self.services.iter().map(Arc::as_ref).filter(|entry| entry.exists());
+        all.filter(|entry| self.namespace(namespace_of(&entry.key)).is_some())
+    }
+
     /// Whether a pod in that namespace, in wire form, has that address.
     pub(crate) fn has_pod(&self, address: IpAddr, namespace: &[u8]) -> bool {
         let mut found = self.pods.get(self.hash(&address));

@@ -89,6 +89,7 @@ fn what_is_refused() {
             "line 2: only `autopath @kubernetes` is understood",
         ),
         (".:53 {\n bind eth0\n}", "line 2: bind eth0: not an address"),
+        (".:53 {\n transfer {\n  to me\n }\n}", "line 3: me: not an address"),
         (".:53 {\n bufsize 100\n}", "line 2: bufsize must be between 512 and 4096"),
         (".:53 {\n health {\n  lameduck soon\n }\n}", "line 3: soon: not a duration"),
         (".:53 {\n template IN MX\n}", "line 2: template MX: this type is not understood"),

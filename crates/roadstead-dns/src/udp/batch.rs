@@ -198,9 +198,10 @@ impl Batch {
     pub fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
         self.ready.clear();
         self.written = 0;
-        if self.last >= CROWD {
+        if (CROWD..SLOTS).contains(&self.last) {
             // More will come meanwhile, and many at a time cost much less than one after the
-            // other. Whoever asks alone, or with a friend, is never kept waiting.
+            // other. Whoever asks alone, or with a friend, is never kept waiting, and nobody is
+            // when more are there already than we can take at a time.
             thread::sleep(GATHER);
         }
         // Few slots while little comes, because each has its cost.

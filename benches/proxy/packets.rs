@@ -66,7 +66,7 @@ pub fn measure() {
         for services in SIZES {
             let last = format!("{}:80", address(services / 2));
             row(&format!("{mode}, {services} Services"), &last, &|| {
-                Rules::OfServices(serve(mode, services))
+                Rules::OfServices(Box::new(serve(mode, services)))
             });
         }
     }
@@ -84,7 +84,7 @@ pub fn measure() {
 /// The rules between client and pod.
 enum Rules {
     ByHand,
-    OfServices(Agent),
+    OfServices(Box<Agent>),
     OfPeer(KubeProxy),
 }
 

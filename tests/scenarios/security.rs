@@ -32,8 +32,15 @@ fn roles_decide_what_users_may_do() {
     let refused = get("sesame", pods);
     let words = "pods is forbidden: User \\\"jane\\\" cannot list resource \\\"pods\\\" in API group \\\"\\\" in the namespace \\\"default\\\"";
     assert!(refused.contains(words) && refused.ends_with("403"), "{refused}");
+    let refused = kubectl.fails("get pods --as=jane");
+    assert!(refused.contains("User \"jane\" cannot list resource \"pods\""), "{refused}");
     kubectl.run("create rolebinding jane --clusterrole=view --user=jane");
     assert!(get("sesame", pods).ends_with("200"), "a binding counts at once");
+    let can = |what: &str| {
+        let output = kubectl.try_run(&format!("auth can-i {what} --as=jane"));
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    };
+    assert_eq!((can("list pods").as_str(), can("delete pods").as_str()), ("yes", "no"));
     assert!(
         get("sesame", "/api/v1/namespaces/default/secrets").ends_with("403"),
         "view sees no secrets"

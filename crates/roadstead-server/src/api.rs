@@ -1,5 +1,6 @@
 //! The state behind all requests.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::sync::{Arc, OnceLock};
@@ -117,23 +118,32 @@ impl Api {
 }
 
 /// Who is asking.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct User {
     /// `system:anonymous` if nobody knows.
     pub name: String,
     /// Groups decide what the user may do.
     pub groups: Vec<String>,
+    /// Tells apart users who had the same name at different times.
+    pub uid: String,
+    /// What else is known about the user.
+    pub extra: BTreeMap<String, Vec<String>>,
 }
 
 impl User {
+    /// Somebody of whom no more is known than name and groups.
+    pub fn new(name: impl Into<String>, groups: Vec<String>) -> Self {
+        Self { name: name.into(), groups, ..Self::default() }
+    }
+
     /// A component in our own process.
     pub fn component() -> Self {
-        Self { name: "system:roadstead".into(), groups: vec!["system:masters".into()] }
+        Self::new("system:roadstead", vec!["system:masters".into()])
     }
 
     /// Somebody without a certificate.
     pub fn anonymous() -> Self {
-        Self { name: "system:anonymous".into(), groups: vec!["system:unauthenticated".into()] }
+        Self::new("system:anonymous", vec!["system:unauthenticated".into()])
     }
 
     /// Whether nobody knows who it is.

@@ -116,7 +116,7 @@ rules:
     ];
     for (text, want) in cases {
         let words: Vec<_> = text.split(' ').collect();
-        let user = User { name: words[0].into(), groups: vec![] };
+        let user = User::new(words[0], vec![]);
         let mut about = About { verb: words[1].into(), uri: words[2].into(), ..About::default() };
         if let Some((group, resource)) =
             words[2].split_once('/').filter(|(group, _)| !group.is_empty())

@@ -61,7 +61,7 @@ pub fn verb(
 }
 
 /// The words for an action that is not allowed.
-fn refusal(user: &User, action: &Action<'_>) -> ApiError {
+pub fn refusal(user: &User, action: &Action<'_>) -> ApiError {
     let place = match action.namespace {
         "" => "at the cluster scope".to_owned(),
         namespace => format!("in the namespace {namespace:?}"),
@@ -72,10 +72,14 @@ fn refusal(user: &User, action: &Action<'_>) -> ApiError {
         group => format!("{plural}.{group}"),
     };
     let name = if action.name.is_empty() { String::new() } else { format!(" {:?}", action.name) };
-    ApiError::forbidden(format!(
+    let mut error = ApiError::forbidden(format!(
         "{resource}{name} is forbidden: User {:?} cannot {} resource {:?} in API group {:?} {place}",
         user.name, action.verb, action.resource, action.group
-    ))
+    ));
+    let details = [("name", action.name), ("group", action.group), ("kind", plural)];
+    let details = details.into_iter().filter(|(_, value)| !value.is_empty());
+    error.details = Some(details.collect());
+    error
 }
 
 /// Nobody may write a role, or a binding to one, that gives more than they have themselves.

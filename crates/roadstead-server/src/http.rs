@@ -27,7 +27,9 @@ use crate::error::ApiError;
 use crate::registry::{Registry, Resource};
 use crate::request::{Query, Target};
 use crate::view::View;
-use crate::{audit, authorize, compress, discovery, health, openapi, proxy, tag, tokens};
+use crate::{
+    audit, authorize, compress, discovery, health, impersonate, openapi, proxy, tag, tokens,
+};
 
 /// By which a request is known in the audit log.
 const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
@@ -42,10 +44,10 @@ where
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     let about = About::of(&request);
-    let (parts, body) = request.into_parts();
+    let (mut parts, body) = request.into_parts();
     let id = audit_id(&parts.headers);
-    let mut response = match bearer(&api, &user, &parts) {
-        Ok(user) => admitted(&api, user, about, &parts, body, &id).await,
+    let mut response = match caller(&api, &user, &mut parts) {
+        Ok(caller) => admitted(&api, caller, about, &parts, body, &id).await,
         Err(error) => failure(&error),
     };
     if let Ok(id) = HeaderValue::from_str(&id) {
@@ -57,7 +59,7 @@ where
 /// Answers somebody whom we know, or who did not say who they are.
 async fn admitted<B>(
     api: &Arc<Api>,
-    user: User,
+    caller: Caller,
     about: About,
     parts: &Parts,
     body: B,
@@ -69,6 +71,7 @@ where
 {
     let begin = Instant::now();
     let received = Timestamp::now();
+    let user = caller.role.as_ref().unwrap_or(&caller.user);
     // Nobody reads what strangers send.
     if user.is_anonymous() && about.is_mutating() {
         return failure(&ApiError::unauthorized());
@@ -86,7 +89,7 @@ where
             Err(error) => return failure(&error),
         },
     };
-    let response = answer(api, &user, parts, body.bytes.clone()).await;
+    let response = answer(api, user, parts, body.bytes.clone()).await;
     let response = response.unwrap_or_else(|error| failure(&error));
     drop(place);
     let seconds = begin.elapsed().as_secs_f64();
@@ -95,7 +98,8 @@ where
     let media_type = parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let request = audit::Request {
         id,
-        user: &user,
+        user: &caller.user,
+        role: caller.role.as_ref(),
         about: &about,
         media_type: media_type.unwrap_or(""),
         body: &body.bytes,
@@ -112,6 +116,19 @@ fn audit_id(headers: &HeaderMap) -> String {
         Some(own) => own.to_owned(),
         None => Uuid::new_v4().to_string(),
     }
+}
+
+/// Who asks.
+struct Caller {
+    user: User,
+    /// Whom they act as, if that is somebody else.
+    role: Option<User>,
+}
+
+fn caller(api: &Api, user: &User, parts: &mut Parts) -> Result<Caller, ApiError> {
+    let user = bearer(api, user, parts)?;
+    let role = impersonate::taken_role(api, &user, &mut parts.headers)?;
+    Ok(Caller { user, role })
 }
 
 /// Whoever has no certificate may have a token.

@@ -193,7 +193,7 @@ pub fn user_of(certificate: &CertificateDer<'_>) -> Option<User> {
     let name = subject.iter_common_name().next()?.as_str().ok()?.to_owned();
     let groups = subject.iter_organization().filter_map(|part| part.as_str().ok());
     let groups = groups.map(str::to_owned).chain(["system:authenticated".to_owned()]).collect();
-    Some(User { name, groups })
+    Some(User::new(name, groups))
 }
 
 #[test]

@@ -24,6 +24,7 @@ mod filter;
 mod health;
 pub mod http;
 pub mod identity;
+mod impersonate;
 mod limits;
 mod listing;
 pub mod local;

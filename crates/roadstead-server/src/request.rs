@@ -140,7 +140,8 @@ fn pairs(text: Option<&str>) -> impl Iterator<Item = (String, String)> {
     })
 }
 
-fn unescape(text: &str) -> String {
+/// Text without percent escapes; a plus is a blank.
+pub fn unescape(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());
     let mut at = 0;

@@ -24,15 +24,23 @@ pub fn answer(api: &Api, user: &User, plural: &str, namespace: &str, mut review:
                 spec["resourceAttributes"]["namespace"] = namespace.into();
             }
             let groups = spec.list("/groups").iter().filter_map(Value::as_str).map(str::to_owned);
-            let other = User { name: spec.text("/user").to_owned(), groups: groups.collect() };
+            let other = User::new(spec.text("/user"), groups.collect());
             access(api, &other, &spec)
         }
     };
     review
 }
 
-fn shown(user: &User) -> Value {
-    json!({"username": user.name, "groups": user.groups})
+/// A user as objects and logs show it.
+pub fn shown(user: &User) -> Value {
+    let mut shown = json!({"username": user.name, "groups": user.groups});
+    if !user.uid.is_empty() {
+        shown["uid"] = user.uid.as_str().into();
+    }
+    if !user.extra.is_empty() {
+        shown["extra"] = json!(user.extra);
+    }
+    shown
 }
 
 fn access(api: &Api, user: &User, spec: &Value) -> Value {

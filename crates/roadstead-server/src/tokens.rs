@@ -69,7 +69,7 @@ impl Tokens {
             let groups = parts.nth(1).unwrap_or("").trim_matches('"').split(',');
             let groups = groups.filter(|group| !group.is_empty()).map(str::to_owned);
             let groups = groups.chain(["system:authenticated".to_owned()]).collect();
-            self.known.insert(token.to_owned(), User { name: name.to_owned(), groups });
+            self.known.insert(token.to_owned(), User::new(name, groups));
         }
         self
     }
@@ -94,14 +94,12 @@ impl Tokens {
         if account.text("/metadata/uid") != about("serviceaccount/uid") {
             return Err("service account token has been invalidated".into());
         }
-        Ok(User {
-            name: format!("system:serviceaccount:{namespace}:{name}"),
-            groups: vec![
-                "system:serviceaccounts".into(),
-                format!("system:serviceaccounts:{namespace}"),
-                "system:authenticated".into(),
-            ],
-        })
+        let groups = vec![
+            "system:serviceaccounts".into(),
+            format!("system:serviceaccounts:{namespace}"),
+            "system:authenticated".into(),
+        ];
+        Ok(User::new(format!("system:serviceaccount:{namespace}:{name}"), groups))
     }
 
     /// Completes a TokenRequest for a service account.

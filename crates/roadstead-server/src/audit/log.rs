@@ -18,6 +18,7 @@ use crate::api::{Api, User};
 use crate::audit::{Level, Policy};
 use crate::body;
 use crate::http::Body;
+use crate::reviews::shown;
 
 /// Where the lines go.
 pub struct Audit {
@@ -45,6 +46,8 @@ pub(crate) struct Request<'a> {
     pub id: &'a str,
     /// Who asked.
     pub user: &'a User,
+    /// Whom they act as, if that is somebody else.
+    pub role: Option<&'a User>,
     /// For what.
     pub about: &'a About,
     /// The form of the body.
@@ -64,10 +67,13 @@ impl Request<'_> {
             "kind": "Event", "apiVersion": "audit.k8s.io/v1",
             "level": format!("{level:?}"), "auditID": self.id,
             "requestURI": about.uri, "verb": about.verb,
-            "user": {"username": self.user.name, "groups": self.user.groups},
+            "user": shown(self.user),
             "responseStatus": {"metadata": {}, "code": code},
             "requestReceivedTimestamp": format!("{:.6}", self.received),
         });
+        if let Some(role) = self.role {
+            event["impersonatedUser"] = shown(role);
+        }
         if !about.resource.is_empty() {
             event["objectRef"] = json!({"resource": about.resource, "namespace": about.namespace,
                 "name": about.name, "apiGroup": about.group, "apiVersion": about.version,

@@ -75,11 +75,11 @@ fn roles_allow_what_they_say() {
             text.split(' ').map(|word| if word == "-" { "" } else { word }).collect();
         let [who, verb, resource, namespace, name] = words[..] else { panic!("{text}") };
         let (resource, group) = resource.split_once('.').unwrap_or((resource, ""));
-        let user = User { name: who.into(), groups: vec![who.into()] };
+        let user = User::new(who, vec![who.into()]);
         let action = Action { verb, group, resource, namespace, name, path: "" };
         assert_eq!(policy.allows(&user, &action), want, "{text}");
     }
-    let pia = User { name: "pia".into(), groups: vec![] };
+    let pia = User::new("pia", vec![]);
     for (path, want) in [("/healthz/ping", true), ("/metrics", true), ("/metrics/x", false)] {
         let action = Action { verb: "get", path, ..Action::default() };
         assert_eq!(policy.allows(&pia, &action), want, "{path}");

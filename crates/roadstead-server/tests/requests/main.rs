@@ -3,6 +3,7 @@
 mod audit;
 mod definitions;
 mod documents;
+mod impersonate;
 mod lists;
 mod proxy;
 mod server;

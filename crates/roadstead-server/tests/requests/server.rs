@@ -29,6 +29,18 @@ pub struct Answer {
     pub warnings: Vec<String>,
 }
 
+impl Answer {
+    async fn read(response: http::Response<roadstead_server::http::Body>) -> Self {
+        let warnings = response.headers().get_all(WARNING).iter();
+        let warnings = warnings.map(|value| value.to_str().unwrap().to_owned()).collect();
+        let code = response.status().as_u16();
+        let bytes = response.into_body().collect().await.unwrap().to_bytes();
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        let body = serde_json::from_str(&text).unwrap_or_default();
+        Self { code, body, text, warnings }
+    }
+}
+
 impl Server {
     pub async fn new() -> Self {
         Self::over(Store::memory()).await
@@ -59,15 +71,20 @@ impl Server {
         self.send_bytes(request, media_type, body.to_string().into()).await
     }
 
+    /// As this user, with these headers.
+    pub async fn ask_by(&self, user: User, headers: &[(&str, &str)], request: &str) -> Answer {
+        let (method, path) = request.split_once(' ').unwrap();
+        let mut request = Request::builder().method(method).uri(path);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let request = request.header("content-type", "application/json");
+        let request = request.body(Full::new(Bytes::from_static(b"{}"))).unwrap();
+        Answer::read(handle(self.0.clone(), user, request).await).await
+    }
+
     pub async fn send_bytes(&self, request: &str, media_type: &str, body: Vec<u8>) -> Answer {
-        let response = self.send(request, media_type, body.into()).await;
-        let warnings = response.headers().get_all(WARNING).iter();
-        let warnings = warnings.map(|value| value.to_str().unwrap().to_owned()).collect();
-        let code = response.status().as_u16();
-        let bytes = response.into_body().collect().await.unwrap().to_bytes();
-        let text = String::from_utf8_lossy(&bytes).into_owned();
-        let body = serde_json::from_str(&text).unwrap_or_default();
-        Answer { code, body, text, warnings }
+        Answer::read(self.send(request, media_type, body.into()).await).await
     }
 
     /// Reads a watch until nothing more comes for a while; the events without their envelopes.

@@ -42,6 +42,10 @@ pub struct Configuration {
     pub kubeconfig: Option<PathBuf>,
     /// Settings of the kernel, with what to write there.
     pub sysctls: Vec<(&'static str, String)>,
+    /// How many connections the kernel must be able to remember at least.
+    pub most_connections: Option<u64>,
+    /// How readily the kernel ends us when memory is short; other programs go first.
+    pub oom_score_adjustment: Option<i64>,
 }
 
 /// `detectLocalMode`.
@@ -72,7 +76,9 @@ impl Default for Configuration {
             metrics: Some((Ipv4Addr::LOCALHOST, 10249).into()),
             node_name: None,
             kubeconfig: None,
-            sysctls: Vec::new(),
+            sysctls: sysctls(&Value::Null),
+            most_connections: most_connections(&Value::Null),
+            oom_score_adjustment: Some(-999),
         }
     }
 }
@@ -110,7 +116,13 @@ const KNOWN: &[&str] = &[
 impl Configuration {
     /// Reads YAML or JSON. Returns with it what could not be understood.
     pub fn parse(text: &str) -> Result<(Self, Vec<String>), String> {
-        let value: Value = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
+        Self::parse_with(text, Value::Null)
+    }
+
+    /// The same, but for fields that somebody has set otherwise.
+    pub fn parse_with(text: &str, fields: Value) -> Result<(Self, Vec<String>), String> {
+        let mut value: Value = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
+        merge(&mut value, fields);
         Ok(Self::read(&value))
     }
 
@@ -155,8 +167,25 @@ impl Configuration {
         config.node_name = text(&value["hostnameOverride"]);
         config.kubeconfig = text(&value["clientConnection"]["kubeconfig"]).map(PathBuf::from);
         config.sysctls = sysctls(&value["conntrack"]);
+        config.most_connections = most_connections(&value["conntrack"]);
+        if let Some(adjustment) = value["oomScoreAdj"].as_i64() {
+            config.oom_score_adjustment = Some(adjustment);
+        }
         config.ipvs = ipvs(&value["ipvs"], &mut notes);
         (config, notes)
+    }
+}
+
+/// Fields of objects one by one, anything else as a whole.
+fn merge(into: &mut Value, fields: Value) {
+    match (into, fields) {
+        (_, Value::Null) => {}
+        (Value::Object(into), Value::Object(fields)) => {
+            for (key, value) in fields {
+                merge(into.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (into, value) => *into = value,
     }
 }
 
@@ -187,25 +216,28 @@ fn bind(value: &Value, usual: Option<SocketAddr>, notes: &mut Vec<String>) -> Op
     address.or(usual)
 }
 
-/// The settings of connection tracking that the configuration asks for.
-fn sysctls(conntrack: &Value) -> Vec<(&'static str, String)> {
+/// How many connections to remember, with kube-proxy's defaults: some for each processor, but not
+/// too few and not too many.
+fn most_connections(conntrack: &Value) -> Option<u64> {
     const MOST: u64 = 1_048_576;
+    let per_core = conntrack["maxPerCore"].as_u64().unwrap_or(32_768);
+    let least = conntrack["min"].as_u64().unwrap_or(131_072);
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
+    (per_core > 0).then(|| per_core.saturating_mul(cores).max(least).min(MOST))
+}
+
+/// The other settings of connection tracking, with kube-proxy's defaults. Zero leaves one alone.
+fn sysctls(conntrack: &Value) -> Vec<(&'static str, String)> {
     let mut wanted = Vec::new();
-    let per_core = conntrack["maxPerCore"].as_u64();
-    let least = conntrack["min"].as_u64();
-    if per_core.is_some_and(|count| count > 0) || least.is_some_and(|count| count > 0) {
-        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
-        let most = (per_core.unwrap_or(0) * cores).max(least.unwrap_or(0)).min(MOST);
-        wanted.push(("net/netfilter/nf_conntrack_max", most.to_string()));
-    }
     let durations = [
-        ("tcpEstablishedTimeout", "net/netfilter/nf_conntrack_tcp_timeout_established"),
-        ("tcpCloseWaitTimeout", "net/netfilter/nf_conntrack_tcp_timeout_close_wait"),
-        ("udpTimeout", "net/netfilter/nf_conntrack_udp_timeout"),
-        ("udpStreamTimeout", "net/netfilter/nf_conntrack_udp_timeout_stream"),
+        ("tcpEstablishedTimeout", "net/netfilter/nf_conntrack_tcp_timeout_established", "24h"),
+        ("tcpCloseWaitTimeout", "net/netfilter/nf_conntrack_tcp_timeout_close_wait", "1h"),
+        ("udpTimeout", "net/netfilter/nf_conntrack_udp_timeout", "0s"),
+        ("udpStreamTimeout", "net/netfilter/nf_conntrack_udp_timeout_stream", "0s"),
     ];
-    for (key, name) in durations {
-        let seconds = conntrack[key].as_str().and_then(duration).map(|d| d.as_secs());
+    for (key, name, usual) in durations {
+        let text = conntrack[key].as_str().unwrap_or(usual);
+        let seconds = duration(text).map(|duration| duration.as_secs());
         if let Some(seconds) = seconds.filter(|seconds| *seconds > 0) {
             wanted.push((name, seconds.to_string()));
         }
@@ -270,7 +302,7 @@ kind: KubeProxyConfiguration
 bindAddress: 0.0.0.0
 clientConnection: {burst: 0, kubeconfig: /var/lib/kube-proxy/kubeconfig.conf, qps: 0}
 clusterCIDR: 10.244.0.0/16, fd00:244::/48
-conntrack: {maxPerCore: null, min: 131072, tcpEstablishedTimeout: 24h0m0s, tcpBeLiberal: true}
+conntrack: {maxPerCore: null, min: 5000000, tcpEstablishedTimeout: 2h0m0s, tcpBeLiberal: true}
 detectLocalMode: InterfaceNamePrefix
 detectLocal: {bridgeInterface: '', interfaceNamePrefix: veth}
 healthzBindAddress: 0.0.0.0:10300
@@ -299,11 +331,13 @@ logging: {level: 4}
         assert_eq!(
             sysctls,
             [
-                "net/netfilter/nf_conntrack_max=131072",
-                "net/netfilter/nf_conntrack_tcp_timeout_established=86400",
+                "net/netfilter/nf_conntrack_tcp_timeout_established=7200",
+                "net/netfilter/nf_conntrack_tcp_timeout_close_wait=3600",
                 "net/netfilter/nf_conntrack_tcp_be_liberal=1",
             ]
         );
+        assert_eq!(config.most_connections, Some(1_048_576));
+        assert_eq!(config.oom_score_adjustment, Some(-999));
     }
 
     #[test]
@@ -322,6 +356,20 @@ logging: {level: 4}
             assert_eq!(Configuration::parse(text).unwrap().1.join(" "), want, "{text}");
         }
         assert!(Configuration::parse("{ not yaml").is_err());
+    }
+
+    #[test]
+    fn some_fields_are_set_otherwise() {
+        let text = "mode: ipvs\nconntrack: {maxPerCore: 0, tcpCloseWaitTimeout: 0s}";
+        let fields = serde_json::json!({
+            "mode": "iptables",
+            "conntrack": {"tcpEstablishedTimeout": "0s"},
+            "oomScoreAdj": -1,
+        });
+        let (config, notes) = Configuration::parse_with(text, fields).unwrap();
+        assert_eq!((config.mode, notes.len()), (Mode::Iptables, 0));
+        assert_eq!((config.most_connections, config.sysctls), (None, Vec::new()));
+        assert_eq!(config.oom_score_adjustment, Some(-1));
     }
 
     #[test]

@@ -73,6 +73,10 @@ pub struct Around {
     pub publish: Option<Duration>,
     /// Settings of the kernel.
     pub sysctls: Vec<(&'static str, String)>,
+    /// How many connections the kernel must be able to remember at least.
+    pub most_connections: Option<u64>,
+    /// How readily the kernel ends us when memory is short.
+    pub oom_score_adjustment: Option<i64>,
     /// Whether to answer ARP and NDP for the addresses of load balancers; needs the Lease.
     pub announce: bool,
 }
@@ -91,6 +95,12 @@ pub async fn run(
     }
     sysctl::apply([("net/ipv4/ip_forward", "1")]);
     sysctl::apply(around.sysctls.iter().map(|(name, value)| (*name, value.as_str())));
+    if let Some(least) = around.most_connections {
+        sysctl::raise("net/netfilter/nf_conntrack_max", least);
+    }
+    if let Some(adjustment) = around.oom_score_adjustment {
+        sysctl::adjust_oom_score(adjustment);
+    }
     let (health, metrics) = (config.health.clone(), config.metrics.clone());
     let (complain, complaints) = mpsc::channel(16);
     let checks = serve_checks(config.health_checks.subscribe(), health.clone(), complain);

@@ -10,6 +10,21 @@ pub fn apply<'a>(settings: impl IntoIterator<Item = (&'a str, &'a str)>) {
     apply_under(Path::new("/proc/sys"), settings);
 }
 
+/// Raises a number that is too small; more is as good.
+pub fn raise(name: &str, least: u64) {
+    let found = fs::read_to_string(Path::new("/proc/sys").join(name)).unwrap_or_default();
+    if found.trim().parse::<u64>().is_ok_and(|found| found < least) {
+        apply([(name, least.to_string().as_str())]);
+    }
+}
+
+/// Says how readily the kernel should end this process when memory is short.
+pub fn adjust_oom_score(adjustment: i64) {
+    if let Err(error) = fs::write("/proc/self/oom_score_adj", adjustment.to_string()) {
+        warn!(adjustment, %error, "when memory is short we are treated like any other process");
+    }
+}
+
 fn apply_under<'a>(root: &Path, settings: impl IntoIterator<Item = (&'a str, &'a str)>) {
     for (name, wanted) in settings {
         let path = root.join(name);

@@ -9,6 +9,7 @@ mod compose;
 mod controllers;
 mod culprit;
 mod dns;
+mod kube_proxy_flags;
 mod machine;
 mod manifests;
 mod proxy;

@@ -12,8 +12,10 @@ use roadstead_proxy::configuration::Configuration;
 use roadstead_proxy::drop_in::{self, Around, agent_config};
 use roadstead_proxy::plane::Mode;
 use roadstead_watch::events::{self, About, Happening, Severity};
+use serde_json::Value;
 use tracing::{info, warn};
 
+use crate::kube_proxy_flags::KubeProxyFlags;
 use crate::{machine, world};
 
 /// Run only the proxy, against any cluster.
@@ -47,6 +49,8 @@ pub struct Args {
     /// where something else announces them, such as MetalLB.
     #[arg(long, conflicts_with = "no_lease")]
     announce: bool,
+    #[command(flatten, next_help_heading = "Flags of kube-proxy")]
+    flags: KubeProxyFlags,
 }
 
 /// Carries out `roadstead proxy`.
@@ -57,7 +61,8 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     if !machine::may_write_rules() {
         bail!("only root (CAP_NET_ADMIN) can write the rules of the proxy");
     }
-    let file = args.config.as_deref().map(from_file).transpose()?;
+    let flags = &args.flags.fields;
+    let file = args.config.as_deref().map(|path| from_file(path, flags)).transpose()?;
     let named = file.as_ref().and_then(|(configuration, _)| configuration.kubeconfig.clone());
     let client = match args.kubeconfig.or(named) {
         Some(path) => world::client(&path).await?,
@@ -65,7 +70,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     };
     let (mut configuration, notes, source) = match file {
         Some((configuration, notes)) => (configuration, notes, None),
-        None => from_cluster(&client).await,
+        None => from_cluster(&client, flags).await,
     };
     if let Some(mode) = args.proxy_mode {
         configuration.mode = mode;
@@ -84,6 +89,8 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         metrics: configuration.metrics,
         publish: (!args.no_lease).then_some(Duration::from_secs(1)),
         sysctls: configuration.sysctls.clone(),
+        most_connections: configuration.most_connections,
+        oom_score_adjustment: configuration.oom_score_adjustment,
         announce: args.announce,
     };
     let config =
@@ -99,32 +106,32 @@ async fn usual_client() -> anyhow::Result<Client> {
     Ok(Client::try_from(config)?)
 }
 
-fn from_file(path: &Path) -> anyhow::Result<(Configuration, Vec<String>)> {
+fn from_file(path: &Path, flags: &Value) -> anyhow::Result<(Configuration, Vec<String>)> {
     let text =
         std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    Configuration::parse(&text)
+    Configuration::parse_with(&text, flags.clone())
         .map_err(|error| anyhow::anyhow!("{} is not a configuration: {error}", path.display()))
 }
 
 /// Reads the ConfigMap that kubeadm makes. Whatever is wrong with it, there are defaults. Returns
 /// with it what could not be understood, and the ConfigMap that says so.
-async fn from_cluster(client: &Client) -> (Configuration, Vec<String>, Option<About>) {
+async fn from_cluster(
+    client: &Client,
+    flags: &Value,
+) -> (Configuration, Vec<String>, Option<About>) {
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), "kube-system");
-    let map = match api.get_opt("kube-proxy").await {
-        Ok(Some(map)) => map,
-        Ok(None) => return (Configuration::default(), Vec::new(), None),
-        Err(error) => {
-            warn!(%error, "cannot read the ConfigMap kube-system/kube-proxy, using defaults");
-            return (Configuration::default(), Vec::new(), None);
-        }
-    };
-    let text = map.data.as_ref().and_then(|data| data.get("config.conf"));
-    let parsed = Configuration::parse(text.map_or("{}", String::as_str));
-    let (configuration, notes) = match parsed {
-        Ok(parsed) => parsed,
-        Err(error) => (Configuration::default(), vec![error]),
-    };
-    (configuration, notes, Some(About::object(&map)))
+    let map = api.get_opt("kube-proxy").await.unwrap_or_else(|error| {
+        warn!(%error, "cannot read the ConfigMap kube-system/kube-proxy, using defaults");
+        None
+    });
+    let text = map.as_ref().and_then(|map| map.data.as_ref()?.get("config.conf"));
+    let parsed = Configuration::parse_with(text.map_or("{}", String::as_str), flags.clone());
+    let (configuration, notes) = parsed.unwrap_or_else(|error| {
+        let defaults = Configuration::parse_with("{}", flags.clone());
+        let (configuration, notes) = defaults.unwrap_or_default();
+        (configuration, [vec![error], notes].concat())
+    });
+    (configuration, notes, map.as_ref().map(About::object))
 }
 
 async fn tell_of_ignored(client: &Client, about: About, notes: &[String]) {

@@ -233,6 +233,7 @@ fn start_node(plan: &Plan, client: &Client, tasks: &mut Tasks, stop: &Cancellati
         publish: Some(Duration::from_millis(100)),
         sysctls: Vec::new(),
         announce: plan.args.controllers.has_pool(),
+        ..drop_in::Around::default()
     };
     let proxy = drop_in::run(client.clone(), plan.proxy(), around, stop.clone());
     tasks.spawn("proxy", async move { Ok(proxy.await?) });

@@ -6,16 +6,18 @@
 
 mod node;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt};
+use ipnet::IpNet;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::{Api, Client, Resource, ResourceExt};
 use roadstead_api::key::ObjectKey;
 use roadstead_forwarding::announce::Announcements;
@@ -76,6 +78,8 @@ pub struct Config {
     pub follow_node: bool,
     /// Whether pods are recognised by the networks that the Node object names.
     pub node_networks: bool,
+    /// Whether to follow ServiceCIDRs: the networks that ClusterIPs are taken from.
+    pub follow_service_networks: bool,
     /// What is counted.
     pub metrics: Arc<Metrics>,
     /// Whether we keep up.
@@ -101,6 +105,7 @@ impl Default for Config {
             localhost_node_ports: true,
             follow_node: false,
             node_networks: false,
+            follow_service_networks: false,
             metrics: Arc::default(),
             health: Arc::default(),
             health_checks: watch::Sender::default(),
@@ -158,6 +163,10 @@ pub async fn run(
         true => informer::<Node>(Api::all(client.clone()), Selection::all().fields(&name)),
         false => futures::stream::pending().boxed(),
     };
+    let mut networks = match config.follow_service_networks {
+        true => informer::<ServiceCIDR>(Api::all(client.clone()), Selection::all()),
+        false => futures::stream::pending().boxed(),
+    };
     let mut agent = Agent::new(config)?;
     // Services of other proxies and headless ones never reach us.
     let services = Selection::all().labels("!service.kubernetes.io/service-proxy-name");
@@ -173,6 +182,7 @@ pub async fn run(
             Some(change) = services.next() => agent.observe_service(&change),
             Some(change) = slices.next() => agent.observe_slice(&change),
             Some(change) = node.next() => agent.observe_node(&change),
+            Some(change) = networks.next() => agent.observe_service_network(&change),
             () = retry.due() => {}
             _ = checks.tick() => if at_leisure(|| agent.is_intact()) { continue },
         }
@@ -233,6 +243,9 @@ pub struct Agent {
     services_synced: bool,
     slices_synced: bool,
     node_synced: bool,
+    networks_synced: bool,
+    /// The networks of each ServiceCIDR.
+    service_networks: BTreeMap<String, Vec<IpNet>>,
     of_services: u64,
     of_slices: u64,
     triggers: Triggers,
@@ -277,6 +290,8 @@ impl Agent {
             services_synced: false,
             slices_synced: false,
             node_synced: !config.follow_node,
+            networks_synced: !config.follow_service_networks,
+            service_networks: BTreeMap::new(),
             of_services: 0,
             of_slices: 0,
             triggers: Triggers::since(Timestamp::now()),
@@ -341,7 +356,7 @@ impl Agent {
 
     /// Whether everything that exists has been taken in once.
     pub fn synced(&self) -> bool {
-        self.services_synced && self.slices_synced && self.node_synced
+        self.services_synced && self.slices_synced && self.node_synced && self.networks_synced
     }
 
     /// Writes all that changed since the last commit. After an error the kernel still has what it

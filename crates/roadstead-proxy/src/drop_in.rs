@@ -9,6 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
+use kube::api::ListParams;
 use kube::{Api, Client};
 use roadstead_forwarding::surroundings::{DetectLocal, Surroundings};
 use roadstead_watch::events::{self, About, Happening, Severity};
@@ -16,7 +18,7 @@ use roadstead_watch::status::{Page, serve};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use crate::agent::{self, Config, ProxyError};
 use crate::configuration::{Configuration, DetectLocalMode};
@@ -58,6 +60,8 @@ pub fn agent_config(configuration: &Configuration, node_name: &str) -> Config {
         localhost_node_ports: configuration.localhost_node_ports,
         node_networks: configuration.detect_local == DetectLocalMode::NodeCidr,
         follow_node: true,
+        // Only nftables tells an unused ClusterIP from any other address.
+        follow_service_networks: configuration.mode == Mode::Nftables,
         ..Config::default()
     }
 }
@@ -93,6 +97,7 @@ pub async fn run(
         tell_of_fallback(&client, config.mode, mode).await;
         config.mode = mode;
     }
+    config.follow_service_networks &= has_service_networks(&client).await;
     sysctl::apply([("net/ipv4/ip_forward", "1")]);
     sysctl::apply(around.sysctls.iter().map(|(name, value)| (*name, value.as_str())));
     if let Some(least) = around.most_connections {
@@ -145,6 +150,14 @@ pub async fn run(
         publisher.give_up(client, programmed).await;
     }
     outcome
+}
+
+/// Whether the cluster says which networks ClusterIPs are taken from, and lets us know. Clusters
+/// before 1.33 do not.
+async fn has_service_networks(client: &Client) -> bool {
+    let api: Api<ServiceCIDR> = Api::all(client.clone());
+    let found = api.list_metadata(&ListParams::default().limit(1)).await;
+    found.inspect_err(|error| debug!(%error, "cannot list ServiceCIDRs, going on without")).is_ok()
 }
 
 /// Tells of ports that cannot be had, on the Services that want them.

@@ -337,6 +337,34 @@ fn the_agent_follows_the_cluster() {
     });
 }
 
+/// An address that no Service has is not sent to the machine's router, and its unused ports are
+/// refused.
+#[test]
+fn unused_addresses_of_services() {
+    const NETWORKS: &str = "/apis/networking.k8s.io/v1/servicecidrs";
+    let network =
+        |cidr: &str| json!({"metadata": {"name": "kubernetes"}, "spec": {"cidrs": [cidr]}});
+    laboratory(|| {
+        make_node();
+        let cluster = FakeCluster::default();
+        cluster.put("/api/v1/services", service_object("web", "10.96.0.20"));
+        cluster.put(NETWORKS, network("10.96.0.0/16"));
+        Runtime::new().unwrap().block_on(async {
+            let config = Config { follow_service_networks: true, ..Config::default() };
+            let mut programmed = config.programmed.subscribe();
+            let stop = CancellationToken::new();
+            let task = tokio::spawn(agent::run(cluster.client(), config, stop.clone()));
+            programmed.wait_for(|state| state.commits == 1).await.unwrap();
+            assert!(run("nft list ruleset").contains("ip daddr 10.96.0.0/16 drop"));
+            cluster.put(NETWORKS, network("10.96.0.0/12"));
+            programmed.wait_for(|state| state.commits == 2).await.unwrap();
+            assert!(run("nft list ruleset").contains("ip daddr 10.96.0.0/12 drop"));
+            stop.cancel();
+            task.await.unwrap().unwrap();
+        });
+    });
+}
+
 #[test]
 fn one_change_among_a_thousand_services() {
     laboratory(|| {

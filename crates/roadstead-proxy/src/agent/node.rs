@@ -1,8 +1,10 @@
-//! What the agent learns from its own Node, and from the addresses of the machine.
+//! What the agent learns of its surroundings: from its own Node, from the addresses of the machine,
+//! and from the networks of the cluster's Services.
 
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::ResourceExt;
 use roadstead_forwarding::select::NodeView;
 use roadstead_forwarding::surroundings::DetectLocal;
@@ -57,6 +59,26 @@ impl Agent {
             }
             self.surroundings.node_ports = with_localhost(node_ports, self.localhost);
         }
+        self.surround();
+    }
+
+    /// Takes in a change of the networks that ClusterIPs are taken from.
+    pub fn observe_service_network(&mut self, change: &Change<ServiceCIDR>) {
+        match change {
+            Change::Set(network) => {
+                let cidrs = network.spec.iter().flat_map(|spec| spec.cidrs.iter().flatten());
+                let networks = cidrs.filter_map(|text| text.parse().ok()).collect();
+                self.service_networks.insert(network.name_any(), networks);
+            }
+            Change::Gone(network) => drop(self.service_networks.remove(&network.name_any())),
+            Change::Synced => return self.networks_synced = true,
+        }
+        self.surroundings.service_networks =
+            self.service_networks.values().flatten().copied().collect();
+        self.surround();
+    }
+
+    fn surround(&mut self) {
         for half in &mut self.families {
             if half.table.surround(&self.surroundings) {
                 // What was written before has to be looked at as a whole.

@@ -6,6 +6,7 @@
 
 mod encode;
 mod expressions;
+mod late;
 pub(crate) mod probe;
 mod readback;
 
@@ -13,6 +14,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
 
 use roadstead_forwarding::nft::compile::compile;
 use roadstead_forwarding::nft::diff::Layout;
@@ -20,7 +22,9 @@ use roadstead_forwarding::nft::model::Transaction;
 use roadstead_forwarding::service::{IpFamily, ServicePortName};
 use roadstead_forwarding::table::ForwardingTable;
 use rustix::io::Errno;
+use tracing::debug;
 
+use self::late::Late;
 use self::readback::Found;
 use crate::netlink::{Batch, NetlinkError, Socket};
 use crate::plane::Committed;
@@ -43,12 +47,14 @@ pub struct NftPlane {
     failed: bool,
     /// The kernel's generation and our own commits when all was last known to be well.
     seen: (u32, u32),
+    late: Late,
 }
 
 impl NftPlane {
     /// Opens the way to the kernel, without touching anything yet.
     pub fn open() -> io::Result<Self> {
-        Ok(Self { socket: Socket::open()?, layout: None, failed: false, seen: (0, 0) })
+        let (socket, late) = (Socket::open()?, Late::default());
+        Ok(Self { socket, layout: None, failed: false, seen: (0, 0), late })
     }
 
     /// Makes the kernel carry the table, in which `changed` are the service ports that differ
@@ -88,8 +94,9 @@ impl NftPlane {
         table: &ForwardingTable,
         changed: BTreeSet<Arc<ServicePortName>>,
     ) -> Result<Committed, NetlinkError> {
-        let transaction = layout.update(table, changed);
+        let mut transaction = layout.update(table, changed);
         let operations = transaction.operations();
+        self.late.hold_back(&mut transaction, Instant::now());
         if !transaction.is_empty() {
             self.send(encode::transaction(table.family(), &transaction))?;
         }
@@ -98,6 +105,7 @@ impl NftPlane {
     }
 
     fn take_over(&mut self, table: &ForwardingTable) -> Result<Committed, NetlinkError> {
+        self.late.forget();
         self.seen = (self.generation()?, OWN_COMMITS.load(Ordering::Relaxed));
         let found = match self.failed {
             true => None,
@@ -158,10 +166,17 @@ impl NftPlane {
             return Ok(true);
         }
         let now = (self.generation()?, OWN_COMMITS.load(Ordering::Relaxed));
-        if now.0.wrapping_sub(self.seen.0) == now.1.wrapping_sub(self.seen.1) {
+        let alone = now.0.wrapping_sub(self.seen.0) == now.1.wrapping_sub(self.seen.1);
+        if let Some(transaction) = self.late.due(!alone, Instant::now())
+            && let Err(error) = self.send(encode::transaction(family, &transaction))
+        {
+            // Somebody has deleted them; what else is missing will show.
+            debug!(%error, "late elements are gone");
+        }
+        if alone {
             return Ok(true);
         }
-        self.seen = now;
+        self.seen = (self.generation()?, OWN_COMMITS.load(Ordering::Relaxed));
         let found = readback::read(&mut self.socket, family)?;
         let program = self.layout.as_ref().map(Layout::program);
         let intact = found.zip(program).is_some_and(|(found, program)| {

@@ -148,6 +148,14 @@ fn what_somebody_else_clears_comes_back() {
             assert_eq!(run("ipvsadm -ln"), TUTORIAL, "{damage}");
             assert_eq!(run("iptables-legacy-save | grep -v '^[#:]'"), rules, "{damage}");
         }
+        run("ipvsadm -d -t 172.16.73.164:80 -r 10.42.234.135:80");
+        assert!(!plane.check().unwrap(), "a destination is missing");
+        commit(&mut plane, &table).unwrap();
+        assert_eq!(run("ipvsadm -ln"), TUTORIAL);
+        // Elements come back without a word.
+        run("ipset flush KUBE-CLUSTER-IP");
+        assert!(plane.check().unwrap());
+        assert!(run("ipset list KUBE-CLUSTER-IP").contains("172.16.73.164,tcp:80"));
     });
 }
 

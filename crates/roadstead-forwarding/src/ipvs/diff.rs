@@ -4,7 +4,8 @@
 //! Services an endpoint. So what the kernel holds is counted, and goes with the last who needs it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::Bound;
 use std::sync::Arc;
 
 use super::compile::{Part, compile_port};
@@ -164,6 +165,24 @@ impl Layout {
     /// All virtual servers.
     pub fn servers(&self) -> impl Iterator<Item = &Server> {
         self.servers.keys()
+    }
+
+    /// The next few virtual servers with their destinations.
+    pub fn servers_after(
+        &self,
+        last: Option<Server>,
+        count: usize,
+    ) -> Vec<(Server, BTreeSet<SocketAddr>)> {
+        let from = last.map_or(Bound::Unbounded, Bound::Excluded);
+        let next = self.servers.range((from, Bound::Unbounded)).take(count);
+        let of = |server: &Server| Some((*server, self.server(server)?.1.clone()));
+        next.filter_map(|(server, _)| of(server)).collect()
+    }
+
+    /// The elements of an ipset.
+    pub fn entries_of(&self, set: SetName) -> BTreeSet<Entry> {
+        let entries = self.entries.keys().filter(|(of, _)| *of == set);
+        entries.map(|(_, entry)| *entry).collect()
     }
 
     fn server(&self, server: &Server) -> Option<&Virtual> {

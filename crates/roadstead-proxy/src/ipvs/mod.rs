@@ -36,6 +36,9 @@ const SERVING: u32 = 1;
 /// A destination with this weight gets no new ones.
 const DRAINING: u32 = 0;
 
+/// So many servers, or elements of sets, are looked at closely each time.
+const AT_ONCE: usize = 500;
+
 /// What the operator wants of IPVS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IpvsOptions {
@@ -79,6 +82,10 @@ pub struct IpvsPlane {
     /// `None` if we cannot know, so that the next commit looks first.
     layout: Option<Layout>,
     draining: BTreeSet<(Server, SocketAddr)>,
+    /// The last server that was looked at closely.
+    looked_at: Option<Server>,
+    /// How many sets were filled again so far.
+    refilled: usize,
 }
 
 impl IpvsPlane {
@@ -93,6 +100,8 @@ impl IpvsPlane {
             programs: Programs::find(family),
             layout: None,
             draining: BTreeSet::new(),
+            looked_at: None,
+            refilled: 0,
         })
     }
 
@@ -169,12 +178,47 @@ impl IpvsPlane {
         let listed = self.servers.list(self.family).doing("list virtual servers")?;
         let found: BTreeSet<_> = listed.into_iter().map(|(server, _)| server).collect();
         let servers = layout.servers().all(|server| found.contains(server));
-        if !servers || !signs_of_life(&self.programs)? {
+        if !servers || !signs_of_life(&self.programs)? || !self.look_closer()? {
             self.layout = None;
             return Ok(false);
         }
+        self.refill_sets()?;
         self.finish_draining()?;
         Ok(true)
+    }
+
+    /// Compares the destinations of some servers, and others the next time.
+    fn look_closer(&mut self) -> Result<bool, IpvsError> {
+        let Some(layout) = &self.layout else { return Ok(true) };
+        let next = layout.servers_after(self.looked_at, AT_ONCE);
+        // After the last one comes the first again.
+        self.looked_at = next.last().filter(|_| next.len() == AT_ONCE).map(|(server, _)| *server);
+        for (server, wanted) in next {
+            let found = self.destinations(&server)?.into_iter();
+            let serving = found.filter(|destination| destination.weight != DRAINING);
+            if serving.map(|destination| destination.target).collect::<BTreeSet<_>>() != wanted {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Fills some sets again, in case somebody has changed them, and others the next time.
+    fn refill_sets(&mut self) -> Result<(), IpvsError> {
+        let Some(layout) = &self.layout else { return Ok(()) };
+        let mut filled = 0;
+        for _ in SetName::ALL {
+            let set = SetName::ALL[self.refilled % SetName::ALL.len()];
+            self.refilled += 1;
+            let entries = layout.entries_of(set);
+            let what = || format!("fill the ipset {}", set.text(self.family));
+            self.sets.replace(set, &entries).doing(what)?;
+            filled += entries.len();
+            if filled >= AT_ONCE {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// Whether the next commit will look at everything.

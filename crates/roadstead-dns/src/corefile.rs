@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use roadstead_zone::name::Name;
-use roadstead_zone::zone::{Namespaces, PodNames, Reverse, Settings};
+use roadstead_zone::zone::{Namespaces, Outside, PodNames, Reverse, Settings};
 
 use self::parse::Directive;
 use crate::setup::{Block, CacheRule, FallThrough, Forward, Hosts, Rewrite, Setup, Transfer};
@@ -113,6 +113,9 @@ impl Reader<'_> {
         for plugin in &directive.body {
             self.plugin(plugin, &mut block)?;
         }
+        for plugin in directive.body.iter().filter(|plugin| plugin.name() == "k8s_external") {
+            self.outside(plugin, &mut block)?;
+        }
         self.corefile.setup.blocks.push(block);
         Ok(())
     }
@@ -160,6 +163,8 @@ impl Reader<'_> {
                 let wrong = || directive.wrong("bufsize must be between 512 and 4096");
                 corefile.setup.udp_size = size.ok_or_else(wrong)?;
             }
+            // It depends on another one, which may come later.
+            "k8s_external" => {}
             "bind" => corefile.bind.extend(bind(directive)?),
             "transfer" => block.transfers.push(transfer(directive, &block.zones)?),
             "template" => block.templates.push(template::read(directive, &block.zones)?),
@@ -177,6 +182,35 @@ impl Reader<'_> {
             }
             other => return Err(directive.wrong(format!("unknown plugin {other:?}"))),
         }
+        Ok(())
+    }
+
+    /// `k8s_external ZONE`: a zone for outsiders.
+    fn outside(&mut self, directive: &Directive, block: &mut Block) -> Outcome<()> {
+        let settings = self.corefile.settings.as_mut().zip(block.kubernetes.as_mut());
+        let Some((settings, fall_through)) = settings else {
+            return Err(directive.wrong("k8s_external needs kubernetes beside it"));
+        };
+        if settings.outside.is_some() {
+            return Err(directive.wrong("k8s_external: only one zone is served"));
+        }
+        let origin = directive.zone(directive.only()?)?;
+        let mut outside = Outside { origin, lifetime: 5, headless: false };
+        for option in &directive.body {
+            match option.name() {
+                "ttl" => outside.lifetime = option.number()?,
+                "headless" => outside.headless = true,
+                "fallthrough" => {
+                    let own = std::slice::from_ref(&outside.origin);
+                    fall_through.zones.extend(option.fall_through(own)?.zones);
+                }
+                "apex" if option.only()? == "dns" => {}
+                other => {
+                    return Err(option.wrong(format!("k8s_external: {other:?} is not understood")));
+                }
+            }
+        }
+        settings.outside = Some(outside);
         Ok(())
     }
 

@@ -43,7 +43,12 @@ impl Wanted {
         let shape = |wanted: &Self| {
             let settings = &wanted.settings;
             let verified = settings.pods == PodNames::Verified;
-            let names = (settings.endpoint_pod_names, settings.zonal, settings.origin.clone());
+            let names = (
+                settings.endpoint_pod_names,
+                settings.zonal,
+                settings.outside.clone(),
+                settings.origin.clone(),
+            );
             (verified, names, wanted.service_selector.clone(), wanted.namespace_selector.clone())
         };
         shape(self) != shape(other)

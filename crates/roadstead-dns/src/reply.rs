@@ -60,7 +60,7 @@ pub enum Owner<'a> {
     At(usize),
     /// A name in full.
     Name(&'a [u8]),
-    /// A name in the cluster's zone, whose own name follows.
+    /// The name of a Service or an endpoint, and what such names end in.
     Target(Target<'a>, &'a [u8]),
 }
 
@@ -160,15 +160,14 @@ impl<'a> Reply<'a> {
         match name {
             Owner::At(at) => self.put(&(0xc000 | u16::try_from(at).ok()?).to_be_bytes()),
             Owner::Name(wire) => self.put(wire),
-            Owner::Target(target, zone) => {
+            Owner::Target(target, suffix) => {
                 match target.host {
                     HostLabel::Service => {}
                     HostLabel::Name(name) => self.label(name.as_bytes())?,
                     HostLabel::Address(address) => self.label(Dashed::new(address).bytes())?,
                 }
                 self.put(target.key)?;
-                self.label(b"svc")?;
-                self.put(zone)
+                self.put(suffix)
             }
         }
     }

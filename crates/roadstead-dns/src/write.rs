@@ -165,24 +165,24 @@ fn services(
     owner: usize,
     lifetime: u32,
 ) -> bool {
-    let origin = zone.origin().wire();
+    let suffix = zone.suffix(all.is_outside());
     let fits = all.iter().all(|service| {
         reply.record(Section::Answer, Owner::At(owner), (types::SRV, lifetime), |r| {
             r.put(&[0, 0])?;
             r.put(&service.weight.to_be_bytes())?;
             r.put(&service.port.to_be_bytes())?;
             // RFC 2782 wants this name in full.
-            r.name(Owner::Target(service.target, origin))
+            r.name(Owner::Target(service.target, suffix))
         })
     });
     // Addresses are a courtesy: if they do not fit, nothing is missing.
-    let _ = fits && all.glue().all(|one| glue(reply, &one, origin, lifetime));
+    let _ = fits && all.glue().all(|one| glue(reply, &one, suffix, lifetime));
     fits
 }
 
-fn glue(reply: &mut Reply<'_>, glue: &Glue<'_>, origin: &[u8], lifetime: u32) -> bool {
+fn glue(reply: &mut Reply<'_>, glue: &Glue<'_>, suffix: &[u8], lifetime: u32) -> bool {
     let mut add = |target, one| {
-        address(reply, Section::Additional, Owner::Target(target, origin), one, lifetime)
+        address(reply, Section::Additional, Owner::Target(target, suffix), one, lifetime)
     };
     match glue {
         Glue::Own(target, own) => own.iter().all(|one| add(*target, one)),
@@ -199,7 +199,7 @@ fn pointers(
 ) -> bool {
     all.iter().all(|target| {
         reply.record(Section::Answer, Owner::At(owner), (types::PTR, lifetime), |r| {
-            r.name(Owner::Target(target, zone.origin().wire()))
+            r.name(Owner::Target(target, zone.suffix(false)))
         })
     })
 }
@@ -214,15 +214,16 @@ pub fn name_server(
     glue: Section,
 ) -> bool {
     let mut at = 0;
-    let origin = zone.origin().wire();
+    let suffix = zone.suffix(false);
     let fits = reply.record(Section::Answer, Owner::At(owner), (types::NS, lifetime), |r| {
         at = r.position();
         match target {
-            Some(target) => r.name(Owner::Target(target, origin)),
+            Some(target) => r.name(Owner::Target(target, suffix)),
             None => server_name(r, place),
         }
     });
-    if fits {
+    // A Service's addresses are among the answers already.
+    if fits && (glue == Section::Additional || target.is_none()) {
         for one in zone.settings().servers.iter().copied() {
             let _ = address(reply, glue, Owner::At(at), one, lifetime);
         }

@@ -129,6 +129,18 @@ impl<'n> Path<'n> {
         Some(Self { name, starts, depth })
     }
 
+    /// As if there were one more label between these and the zone: `web.shop` becomes
+    /// `web.shop.svc`, though nobody may ask for that label.
+    fn shifted(self) -> Option<Self> {
+        let Self { name, starts, depth } = self;
+        if depth == MAX_LABELS {
+            return None;
+        }
+        let mut shifted = [starts[0]; MAX_LABELS + 1];
+        shifted[1..].copy_from_slice(&starts[..MAX_LABELS]);
+        Some(Self { name, starts: shifted, depth: depth + 1 })
+    }
+
     /// A label without its length; 0 is the rightmost.
     pub fn label(&self, at: usize) -> &'n [u8] {
         if at < self.depth { &self.name[self.starts[at + 1] + 1..self.starts[at]] } else { &[] }
@@ -154,9 +166,16 @@ impl Zone {
     /// Answers a question; `name` is in wire form and small letters.
     pub fn answer(&self, name: &[u8], kind: RecordType) -> Answer<'_> {
         let within = find_suffix(name, self.origin().wire());
-        let zone_at = within.or_else(|| reverse::zone_at(name)).unwrap_or(0);
+        let mut zone_at = within.or_else(|| reverse::zone_at(name)).unwrap_or(0);
         let mut aliases = Vec8::default();
-        let mut end = self.step(name, within, kind);
+        let outside = self.settings.outside.as_ref().filter(|_| within.is_none());
+        let mut end = match outside.and_then(|zone| find_suffix(name, zone.origin.wire())) {
+            None => self.step(name, within, kind),
+            Some(at) => {
+                zone_at = at;
+                self.step_outside(name, at, kind)
+            }
+        };
         let mut buffer = [0; MAX_LENGTH];
         loop {
             match end {
@@ -201,6 +220,38 @@ impl Zone {
             (b"pod", 2..) => Step::End(self.pod(&path, kind)),
             _ => Step::End(self.fixed(&path, kind)),
         }
+    }
+
+    /// One name in the zone for outsiders: `web.shop` and what is below it.
+    fn step_outside(&self, name: &[u8], at: usize, kind: RecordType) -> Step<'_> {
+        let path = Path::read(name, at).and_then(Path::shifted);
+        let Some(path) = path else { return Step::End(self.no_name()) };
+        let lifetimes = &self.settings.lifetimes;
+        let nothing = End::NoData(lifetimes.negative);
+        let namespace = |at| self.namespace(path.wire(at, at)).is_some();
+        let end = match (path.depth, kind) {
+            (1, RecordType::Soa | RecordType::Any) => {
+                End::Found(Records::Soa, lifetimes.cluster_ip)
+            }
+            (1, RecordType::Ns) => End::Found(Records::Ns(None), lifetimes.cluster_ip),
+            (1, _) => nothing,
+            (2, _) if path.label(1) == b"dns" || namespace(1) => nothing,
+            (3, _) if path.label(1) == b"dns" && path.label(2) == b"ns" => {
+                self.addresses(&self.server, kind, lifetimes.cluster_ip, lifetimes.negative)
+            }
+            (3.., _) if namespace(1) => {
+                let entry = self.entry(path.wire(1, 2)).filter(|entry| entry.exists());
+                match entry.and_then(|entry| entry.public()) {
+                    None => self.no_name(),
+                    Some(Entry { kind: Kind::External(Some(target)), .. }) if path.depth == 3 => {
+                        return Step::Alias(target, lifetimes.endpoint);
+                    }
+                    Some(public) => self.in_service(public, &path, kind),
+                }
+            }
+            _ => self.no_name(),
+        };
+        Step::End(end)
     }
 
     /// Names that do not depend on objects.
@@ -305,8 +356,8 @@ impl Zone {
             false => settings.lifetimes.cluster_ip,
         };
         // A headless Service without ready endpoints has no addresses, and no name either.
-        let empty =
-            entry.endpoints.is_empty() && (entry.is_headless() || settings.ignore_empty_services);
+        let ignored = settings.ignore_empty_services && !entry.outside;
+        let empty = entry.endpoints.is_empty() && (entry.is_headless() || ignored);
         let services = |only| self.services(entry, only, lifetime);
         match path.depth {
             _ if empty => missing(),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::blob::Blob;
 use crate::view::{
-    Dashed, EndpointView, Port, Protocol, ServiceKind, ServiceView, SliceView, undashed,
+    Dashed, EndpointView, Port, Protocol, PublicView, ServiceKind, ServiceView, SliceView, undashed,
 };
 use crate::zone::Lifetimes;
 
@@ -101,6 +101,10 @@ pub(crate) struct Entry {
     slices: Box<[Slice]>,
     /// Its endpoints by where they run; only if that is part of names.
     zones: Box<[Zonal]>,
+    /// What it is in the zone for outsiders, if there is one and it is anything there.
+    public: Option<Arc<Entry>>,
+    /// Whether this is what another one is in the zone for outsiders.
+    pub outside: bool,
 }
 
 /// The part of a headless Service that runs in one zone. It stays when the last endpoint is gone,
@@ -151,7 +155,14 @@ impl Entry {
             pairs: Box::default(),
             slices: Box::default(),
             zones: Box::default(),
+            public: None,
+            outside: false,
         }
+    }
+
+    /// What it is in the zone for outsiders.
+    pub fn public(&self) -> Option<&Self> {
+        self.public.as_deref()
     }
 
     /// Whether there is nothing left to know.
@@ -173,9 +184,19 @@ impl Entry {
         self.slices.iter().map(|slice| slice.unready).sum()
     }
 
-    /// The same with another state of the Service itself.
-    pub fn with_service(&self, view: Option<ServiceView>, lifetimes: &Lifetimes) -> Self {
+    /// The same with another state of the Service itself. `outside` is the lifetime of answers to
+    /// outsiders.
+    pub fn with_service(
+        &self,
+        view: Option<ServiceView>,
+        lifetimes: &Lifetimes,
+        outside: u32,
+    ) -> Self {
         let mut entry = self.clone();
+        entry.public = view.as_ref().and_then(|view| {
+            let public = view.public.as_ref()?;
+            Some(Arc::new(Self::of_public(&self.key, public, &view.ports, outside)))
+        });
         let (kind, ports, addresses) = match view {
             None => (Kind::Unknown, Vec::new(), Vec::new()),
             Some(view) => match view.kind {
@@ -189,6 +210,16 @@ impl Entry {
         entry.own = Addresses::new(addresses.into_iter(), lifetimes.cluster_ip);
         entry.finish(lifetimes);
         entry
+    }
+
+    fn of_public(key: &[u8], view: &PublicView, ports: &[Port], lifetime: u32) -> Self {
+        let (kind, addresses) = match view {
+            PublicView::Addresses(addresses) => (Kind::ClusterIp, addresses.as_slice()),
+            PublicView::Host(name) => (Kind::External(Some(name.clone())), &[][..]),
+            PublicView::Endpoints => (Kind::Headless, &[][..]),
+        };
+        let own = Addresses::new(addresses.iter().copied(), lifetime);
+        Self { kind, own, ports: ports.into(), outside: true, ..Self::new(key) }
     }
 
     /// The same with another state of one slice.
@@ -234,6 +265,17 @@ impl Entry {
     /// What follows from the endpoints.
     fn finish(&mut self, lifetimes: &Lifetimes) {
         self.pairs = Box::default();
+        if self.public().is_some_and(Self::is_headless) {
+            let mut public = Self {
+                kind: Kind::Headless,
+                endpoints: self.endpoints.clone(),
+                slices: self.slices.clone(),
+                outside: true,
+                ..Self::new(&self.key)
+            };
+            public.finish(lifetimes);
+            self.public = Some(Arc::new(public));
+        }
         if self.kind != Kind::Headless {
             return;
         }

@@ -114,6 +114,11 @@ pub struct ServiceRecords<'a> {
 }
 
 impl<'a> ServiceRecords<'a> {
+    /// Whether their names are in the zone for outsiders.
+    pub fn is_outside(&self) -> bool {
+        self.entry.outside
+    }
+
     /// The records.
     pub fn iter(&self) -> impl Iterator<Item = ServiceRecord<'a>> + use<'a> {
         let weight = self.weight();

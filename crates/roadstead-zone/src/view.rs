@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::{Endpoint as ApiEndpoint, EndpointSlice};
 
 use crate::name::Name;
-use crate::zone::Settings;
+use crate::zone::{Outside, Settings};
 
 /// What a Service's name stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +25,35 @@ pub(crate) enum ServiceKind {
 pub(crate) struct ServiceView {
     pub kind: ServiceKind,
     pub ports: Vec<Port>,
+    /// What its name in the zone for outsiders stands for, if there is such a zone.
+    pub public: Option<PublicView>,
+}
+
+/// What a Service's name stands for outside the cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum PublicView {
+    /// The addresses of its load balancer, and others that lead to it from outside.
+    Addresses(Vec<IpAddr>),
+    /// Its load balancer has a name only.
+    Host(Name),
+    /// Its endpoints.
+    Endpoints,
+}
+
+impl PublicView {
+    fn read(service: &Service, headless: bool) -> Option<Self> {
+        let given = service.spec.iter().flat_map(|spec| spec.external_ips.iter().flatten());
+        let status = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
+        let ingress = status.and_then(|balancer| balancer.ingress.as_deref()).unwrap_or_default();
+        let texts = given.chain(ingress.iter().filter_map(|one| one.ip.as_ref()));
+        let addresses: Vec<IpAddr> = texts.filter_map(|text| text.parse().ok()).collect();
+        let host = ingress.iter().find_map(|one| Name::parse(one.hostname.as_deref()?));
+        match (addresses.is_empty(), host) {
+            (false, _) => Some(PublicView::Addresses(addresses)),
+            (true, Some(host)) => Some(PublicView::Host(host)),
+            (true, None) => headless.then_some(PublicView::Endpoints),
+        }
+    }
 }
 
 /// A transport protocol that ports are named by.
@@ -69,7 +98,7 @@ impl Port {
 }
 
 impl ServiceView {
-    pub fn read(service: &Service) -> Option<Self> {
+    pub fn read(service: &Service, settings: &Settings) -> Option<Self> {
         let spec = service.spec.as_ref()?;
         let ports = spec.ports.iter().flatten();
         let ports = ports
@@ -89,7 +118,10 @@ impl ServiceView {
         } else {
             ServiceKind::ClusterIps(texts.by_ref().filter_map(|text| text.parse().ok()).collect())
         };
-        Some(Self { kind, ports: ports.collect() })
+        let headless = |outside: &Outside| outside.headless && kind == ServiceKind::Headless;
+        let outside = settings.outside.as_ref();
+        let public = outside.and_then(|outside| PublicView::read(service, headless(outside)));
+        Some(Self { kind, ports: ports.collect(), public })
     }
 }
 

@@ -77,6 +77,17 @@ pub enum Namespaces {
     Seen,
 }
 
+/// A zone beside the cluster's, for outsiders: the addresses by which they reach Services.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outside {
+    /// The zone's name.
+    pub origin: Name,
+    /// How long clients may remember answers, in seconds.
+    pub lifetime: u32,
+    /// Whether a headless Service stands for its endpoints there.
+    pub headless: bool,
+}
+
 /// What the operator chooses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -97,6 +108,8 @@ pub struct Settings {
     /// Whether `zone.pin._zone.service` and `zone.prefer._zone.service` are the endpoints of a
     /// headless Service that run in a zone. It takes memory for them a second time.
     pub zonal: bool,
+    /// The zone for outsiders.
+    pub outside: Option<Outside>,
     /// Whether a Service without ready endpoints does not exist.
     pub ignore_empty_services: bool,
     /// Whether to answer as CoreDNS does where that differs from the RFCs.
@@ -115,6 +128,7 @@ impl Settings {
             namespaces: Namespaces::default(),
             endpoint_pod_names: false,
             zonal: false,
+            outside: None,
             ignore_empty_services: false,
             coredns_compat: false,
         }
@@ -125,6 +139,8 @@ impl Settings {
 #[derive(Clone, Debug)]
 pub struct Zone {
     pub(crate) settings: Arc<Settings>,
+    /// `svc` in the zone: what all names of Services end in.
+    suffix: Arc<[u8]>,
     /// Where this server can be reached.
     pub(crate) server: Arc<Addresses>,
     pub(crate) serial: u32,
@@ -154,6 +170,7 @@ impl Zone {
         let server =
             Addresses::new(settings.servers.iter().copied(), settings.lifetimes.cluster_ip);
         Self {
+            suffix: suffix(&settings.origin),
             settings: Arc::new(settings),
             server: Arc::new(server),
             serial,
@@ -176,6 +193,14 @@ impl Zone {
     /// Whether everything has been listed.
     pub fn synced(&self) -> bool {
         self.synced
+    }
+
+    /// What the names of Services end in, in wire form: those for outsiders, or all others.
+    pub fn suffix(&self, outside: bool) -> &[u8] {
+        match self.settings.outside.as_ref().filter(|_| outside) {
+            Some(outside) => outside.origin.wire(),
+            None => &self.suffix,
+        }
     }
 
     /// What the operator chose.
@@ -312,6 +337,7 @@ impl Keeper {
             settings.servers.iter().copied(),
             settings.lifetimes.cluster_ip,
         ));
+        zone.suffix = suffix(&settings.origin);
         zone.settings = Arc::new(settings);
         for namespace in namespaces {
             self.edit_namespace(&namespace.label, |_| {});
@@ -338,16 +364,17 @@ impl Keeper {
     /// Takes in the newest state of a Service.
     pub fn observe_service(&mut self, service: &Service) {
         let key = key_of(service.metadata.namespace.as_deref(), service.metadata.name.as_deref());
-        let view = ServiceView::read(service);
+        let view = ServiceView::read(service, &self.zone.settings);
+        let outside = self.zone.settings.outside.as_ref().map_or(0, |outside| outside.lifetime);
         self.change(&key.namespace, &key.name, |entry, lifetimes| {
-            entry.with_service(view, lifetimes)
+            entry.with_service(view, lifetimes, outside)
         });
     }
 
     /// Takes in that a Service is gone.
     pub fn remove_service(&mut self, key: &ObjectKey) {
         self.change(&key.namespace, &key.name, |entry, lifetimes| {
-            entry.with_service(None, lifetimes)
+            entry.with_service(None, lifetimes, 0)
         });
     }
 
@@ -465,6 +492,10 @@ impl Keeper {
     fn bump(&mut self) {
         self.zone.serial = self.zone.serial.wrapping_add(1);
     }
+}
+
+fn suffix(origin: &Name) -> Arc<[u8]> {
+    [b"\x03svc", origin.wire()].concat().into()
 }
 
 /// A label in wire form and small letters.

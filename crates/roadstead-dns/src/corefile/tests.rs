@@ -89,6 +89,11 @@ fn what_is_refused() {
             "line 2: only `autopath @kubernetes` is understood",
         ),
         (".:53 {\n bind eth0\n}", "line 2: bind eth0: not an address"),
+        (".:53 {\n k8s_external a.org\n}", "line 2: k8s_external needs kubernetes beside it"),
+        (
+            ".:53 {\n kubernetes c\n k8s_external a.org {\n  apex x\n }\n}",
+            "line 4: k8s_external: \"apex\" is not understood",
+        ),
         (".:53 {\n transfer {\n  to me\n }\n}", "line 3: me: not an address"),
         (".:53 {\n bufsize 100\n}", "line 2: bufsize must be between 512 and 4096"),
         (".:53 {\n health {\n  lameduck soon\n }\n}", "line 3: soon: not a duration"),
@@ -186,6 +191,18 @@ fn imports() {
     let endless = parsed(".:53 {\n import itself\n}").unwrap_err();
     assert!(endless.starts_with("line 2: itself, line 1: itself, line 1: "), "{endless}");
     assert!(endless.ends_with("imports lead too deep"), "{endless}");
+}
+
+#[test]
+fn a_zone_for_outsiders() {
+    let text =
+        ".:53 {\n k8s_external a.org {\n  ttl 60\n  headless\n  fallthrough\n }\n kubernetes c\n}";
+    let corefile = parsed(text).unwrap();
+    let outside = corefile.settings.unwrap().outside.unwrap();
+    let origin = Name::parse("a.org").unwrap();
+    assert_eq!(outside, Outside { origin: origin.clone(), lifetime: 60, headless: true });
+    let fall_through = corefile.setup.blocks[0].kubernetes.as_ref().unwrap();
+    assert!(fall_through.covers(origin.wire()));
 }
 
 /// Other plugins of configurations that are around.

@@ -10,7 +10,7 @@ use crate::entry::{V4_RECORD, V6_RECORD};
 use crate::name::labels;
 use crate::records::Glue;
 use crate::view::Dashed;
-use crate::zone::{Keeper, Namespaces, Settings};
+use crate::zone::{Keeper, Namespaces, Outside, Settings};
 
 fn service(name: &str, addresses: &[&str], ports: &[(&str, &str, u16)]) -> Service {
     let port = |(name, protocol, port): &(&str, &str, u16)| json!({"name": name, "protocol": protocol, "port": port});
@@ -417,6 +417,61 @@ fn zonal_names() {
     let name = |zone: &str| format!("{zone}.pin._zone.db.prod.svc.cluster.local");
     assert_eq!(ask(&zone, &name("eu-1a"), A), "10.0.1.7 for 5s");
     assert_eq!(ask(&zone, &name("eu-1b"), A), "nodata(1)");
+}
+
+/// Names for outsiders.
+#[test]
+fn outside_names() {
+    use RecordType::{A, Aaaa, Ns, Soa, Srv, Txt};
+    let mut settings = Settings::new(&Name::parse("cluster.local").unwrap());
+    settings.servers = vec!["10.96.0.10".parse().unwrap()];
+    let origin = Name::parse("example.com").unwrap();
+    settings.outside = Some(Outside { origin, lifetime: 60, headless: true });
+    let mut zone = Keeper::new(settings, 1);
+    zone.observe_namespace("prod");
+    let ports = [("http", "TCP", 80)];
+    let balanced = |name: &str, ingress: serde_json::Value| {
+        let mut service = service(name, &["10.96.0.1"], &ports);
+        let status = json!({"loadBalancer": {"ingress": ingress}});
+        service.status = Some(serde_json::from_value(status).unwrap());
+        service
+    };
+    let ingress = json!([{"ip": "192.0.2.1"}, {"ip": "2001:db8::1"}, {"ip": "192.0.2.3"}]);
+    zone.observe_service(&balanced("web", ingress));
+    zone.observe_service(&balanced("named", json!([{"hostname": "lb.example.net"}])));
+    zone.observe_service(&service("inner", &["10.96.0.2"], &ports));
+    zone.observe_service(&service("db", &["None"], &ports));
+    zone.observe_slice(&slice("db", "db-1", "10.0.1.1 10.0.1.2=db-0"));
+    zone.set_synced();
+    let cases = [
+        (A, "web.prod", "192.0.2.1 192.0.2.3 for 30s"),
+        (Aaaa, "web.prod", "2001:db8::1 for 30s"),
+        (Txt, "web.prod", "nodata(1)"),
+        (Srv, "_http._tcp.web.prod", "web.prod:80 web.prod=2+1 for 30s"),
+        (A, "x.web.prod", "noname(1)"),
+        (A, "named.prod", "alias:lb.example.net. elsewhere"),
+        (A, "inner.prod", "noname(5)"),
+        (A, "db.prod", "10.0.1.1 10.0.1.2 for 5s"),
+        (A, "db-0.db.prod", "10.0.1.2 for 5s"),
+        (A, "none.prod", "noname(5)"),
+        (A, "web.none", "noname(5)"),
+        (A, "prod", "nodata(5)"),
+        (A, "none", "noname(5)"),
+        (A, "a.b.c.d.e.f.g.h.i.j.k", "noname(5)"),
+        (A, "a.b.c.d.e.f.g.h.i.prod", "noname(5)"),
+        (A, "", "nodata(5)"),
+        (Soa, "", "soa for 30s"),
+        (Ns, "", "ns for 30s"),
+        (A, "ns.dns", "10.96.0.10 for 30s"),
+        (A, "dns", "nodata(5)"),
+    ];
+    for (kind, name, want) in cases {
+        let name = format!("{name}.example.com");
+        assert_eq!(ask(&zone, name.trim_start_matches('.'), kind), want, "{kind:?} {name}");
+    }
+    assert_eq!(ask(&zone, "web.prod.svc.cluster.local", A), "10.96.0.1 for 30s");
+    zone.observe_service(&balanced("web", json!([])));
+    assert_eq!(ask(&zone, "web.prod.example.com", A), "noname(5)", "it has lost its addresses");
 }
 
 fn compat(settings: &mut Settings) {

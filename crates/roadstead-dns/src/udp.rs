@@ -29,6 +29,7 @@ use crate::search::Asking;
 use crate::setup::Setup;
 
 pub mod batch;
+mod gather;
 
 /// How many queries may wait for other servers at a time.
 const MOST_WAITING: usize = 10_000;

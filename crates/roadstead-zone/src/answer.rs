@@ -351,9 +351,10 @@ impl Zone {
         let settings = &self.settings;
         let soon = settings.lifetimes.negative_below_service;
         let missing = || if self.synced { End::NoName(soon) } else { End::NotReady };
-        let lifetime = match entry.is_headless() {
-            true => settings.lifetimes.endpoint,
-            false => settings.lifetimes.cluster_ip,
+        let lifetime = match &settings.outside {
+            _ if entry.is_headless() => settings.lifetimes.endpoint,
+            Some(outside) if entry.outside => outside.lifetime,
+            _ => settings.lifetimes.cluster_ip,
         };
         // A headless Service without ready endpoints has no addresses, and no name either.
         let ignored = settings.ignore_empty_services && !entry.outside;

@@ -6,7 +6,7 @@ use hickory_proto::rr::{
 };
 use proptest::prelude::*;
 use roadstead_zone::name::Name;
-use roadstead_zone::zone::{Keeper, Settings};
+use roadstead_zone::zone::{Keeper, Outside, Settings};
 use serde_json::json;
 
 use super::*;
@@ -97,6 +97,40 @@ fn exchange(bytes: &[u8], transport: Transport) -> Option<(Vec<u8>, Message)> {
         }
         _ => None,
     }
+}
+
+#[test]
+fn names_for_outsiders() {
+    let mut settings = zone().zone().settings().clone();
+    let origin = Name::parse("example.com").unwrap();
+    settings.outside = Some(Outside { origin, lifetime: 60, headless: false });
+    let mut keeper = Keeper::new(settings, 7);
+    let web = json!({
+        "metadata": {"namespace": "prod", "name": "web"},
+        "spec": {"clusterIPs": ["10.96.0.1"], "externalIPs": ["192.0.2.1"], "ports": [{"name": "http", "port": 80}]},
+    });
+    keeper.observe_service(&serde_json::from_value(web).unwrap());
+    keeper.set_synced();
+    let mut buffer = vec![0; MAX_REPLY];
+    let mut ask = |name, kind| {
+        let bytes = query(name, kind, None).to_vec().unwrap();
+        let Response::Reply(length) = respond_to(&keeper, &bytes, Transport::Udp, 0, &mut buffer)
+        else {
+            panic!("it is answered")
+        };
+        let message = Message::from_vec(&buffer[..length]).unwrap();
+        [message.answers, message.additionals, message.authorities].map(|part| text(&part))
+    };
+    let [srv, glue, _] = ask("_http._tcp.web.prod.Example.com.", Kind::SRV);
+    assert_eq!(srv, "_http._tcp.web.prod.Example.com. 60 0 100 80 web.prod.example.com.");
+    assert_eq!(glue, "web.prod.example.com. 60 192.0.2.1");
+    let [_, _, soa] = ask("none.prod.example.com.", Kind::A);
+    assert!(
+        soa.starts_with("example.com. 5 ns.dns.example.com. hostmaster.example.com. "),
+        "{soa}"
+    );
+    let [inside, ..] = ask("web.prod.svc.cluster.local.", Kind::A);
+    assert_eq!(inside, "web.prod.svc.cluster.local. 30 10.96.0.1");
 }
 
 fn ask(name: &str, kind: Kind) -> Message {

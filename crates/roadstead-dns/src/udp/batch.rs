@@ -15,17 +15,14 @@ use std::io;
 use std::mem::{size_of, zeroed};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::time::Duration;
 use std::{ptr, thread};
+
+use super::gather::{Gathering, PAUSE};
 
 /// How many datagrams are taken at a time.
 pub const SLOTS: usize = 128;
 /// How many slots are offered at least.
 const FEWEST: usize = 16;
-/// So many datagrams at a time are a crowd.
-const CROWD: usize = 4;
-/// How long to wait for more of a crowd. The system makes it about twice as long.
-const GATHER: Duration = Duration::from_micros(50);
 /// Longer queries are cut off, and so malformed. Not a power of two, because then the buffers would
 /// all compete for the same few lines of the processor's cache.
 const QUERY: usize = 2048 + 64;
@@ -155,8 +152,7 @@ pub struct Batch {
     /// Where the next reply goes.
     written: usize,
     ready: Vec<Ready>,
-    /// How many came the last time.
-    last: usize,
+    gathering: Gathering,
     /// Whether the kernel cuts messages into segments.
     segments: bool,
     messages: Messages,
@@ -186,7 +182,7 @@ impl Default for Batch {
             replies: vec![0; SLOTS * REPLY].into(),
             written: 0,
             ready: Vec::with_capacity(SLOTS),
-            last: 0,
+            gathering: Gathering::default(),
             segments: true,
             messages: Messages::default(),
         }
@@ -198,15 +194,12 @@ impl Batch {
     pub fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
         self.ready.clear();
         self.written = 0;
-        if (CROWD..SLOTS).contains(&self.last) {
-            // More will come meanwhile, and many at a time cost much less than one after the
-            // other. Whoever asks alone, or with a friend, is never kept waiting, and nobody is
-            // when more are there already than we can take at a time.
-            thread::sleep(GATHER);
+        if self.gathering.waits() {
+            thread::sleep(PAUSE);
         }
         // Few slots while little comes, because each has its cost.
-        let width = (self.last * 2).clamp(FEWEST, SLOTS);
-        self.last = 0;
+        let width = (self.gathering.last() * 2).clamp(FEWEST, SLOTS);
+        self.gathering.received(0);
         let Messages { headers: messages, vectors } = &mut self.messages;
         for (slot, origin) in self.origins.iter_mut().enumerate().take(width) {
             vectors[slot].iov_base = self.queries[slot].as_mut_ptr().cast();
@@ -240,7 +233,7 @@ impl Batch {
             origin.forget_interface();
             self.received[slot] = usize::try_from(message.msg_len).unwrap_or(0).min(QUERY);
         }
-        self.last = received;
+        self.gathering.received(received);
         Ok(received)
     }
 
@@ -264,6 +257,7 @@ impl Batch {
             self.ready.sort_unstable_by_key(|ready| (ready.client, Reverse(ready.length)));
         }
         let count = self.pack();
+        self.gathering.sent(count, self.ready.len());
         let mut from = 0;
         while from < count {
             let rest = &mut self.messages.headers[from..count];
@@ -432,6 +426,7 @@ mod tests {
     use super::*;
     use std::net::UdpSocket;
     use std::os::fd::AsFd;
+    use std::time::Duration;
 
     /// All addresses, one for clients, and two for them to ask.
     type Family = (&'static str, &'static str, [&'static str; 2]);
@@ -522,7 +517,8 @@ mod tests {
                 server.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
                 let port = server.local_addr().unwrap().port();
                 let clients = [ask(own, (one, port), first), ask(own, (two, port), second)];
-                let mut batch = Batch { segments, last: SLOTS, ..Batch::default() };
+                let mut batch = Batch { segments, ..Batch::default() };
+                batch.gathering.received(SLOTS);
                 echo(&mut batch, &server, first.len() + second.len());
                 assert_eq!(replies(&clients[0], first.len()), first, "{name}");
                 assert_eq!(replies(&clients[1], second.len()), second, "{name}");

@@ -444,10 +444,10 @@ fn outside_names() {
     zone.observe_slice(&slice("db", "db-1", "10.0.1.1 10.0.1.2=db-0"));
     zone.set_synced();
     let cases = [
-        (A, "web.prod", "192.0.2.1 192.0.2.3 for 30s"),
-        (Aaaa, "web.prod", "2001:db8::1 for 30s"),
+        (A, "web.prod", "192.0.2.1 192.0.2.3 for 60s"),
+        (Aaaa, "web.prod", "2001:db8::1 for 60s"),
         (Txt, "web.prod", "nodata(1)"),
-        (Srv, "_http._tcp.web.prod", "web.prod:80 web.prod=2+1 for 30s"),
+        (Srv, "_http._tcp.web.prod", "web.prod:80 web.prod=2+1 for 60s"),
         (A, "x.web.prod", "noname(1)"),
         (A, "named.prod", "alias:lb.example.net. elsewhere"),
         (A, "inner.prod", "noname(5)"),

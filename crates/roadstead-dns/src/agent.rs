@@ -288,6 +288,7 @@ fn standard(config: &Config) -> Result<(Wanted, Setup, Pages), DnsError> {
         .then(|| Arc::new(Upstreams::new(config.upstreams.clone(), Options::default())));
     let mut setup = Setup::standard(upstreams);
     setup.coredns_compat = config.coredns_compat;
+    setup.identity = host_name();
     let wanted = Wanted { settings, service_selector: None, namespace_selector: None };
     Ok((wanted, setup, config.pages))
 }
@@ -305,8 +306,16 @@ fn files_of(config: &Config) -> Files {
     }
 }
 
+/// What this machine calls itself.
+fn host_name() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned()
+}
+
 /// Puts a configuration in the place of the flags.
-fn understood(corefile: Corefile, config: &Config, standard: Wanted) -> (Wanted, Setup, Pages) {
+fn understood(mut corefile: Corefile, config: &Config, standard: Wanted) -> (Wanted, Setup, Pages) {
+    if corefile.setup.identity.is_empty() {
+        corefile.setup.identity = host_name();
+    }
     let settings = corefile
         .settings
         .map(|settings| Settings { servers: config.addresses.clone(), ..settings });

@@ -157,6 +157,8 @@ impl Reader<'_> {
             // nobody waits for ever: all of that is always so.
             "minimal" | "any" | "multisocket" | "cancel" => {}
             "autopath" => autopath(directive)?,
+            // Without a text of its own it is the machine's name, as always.
+            "nsid" => corefile.setup.identity = directive.words[1..].join(" "),
             "bufsize" => {
                 let size = directive.words.get(1).map_or(Ok(1232), |word| word.parse());
                 let size = size.ok().filter(|size| (512..=4096).contains(size));

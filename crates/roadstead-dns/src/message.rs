@@ -37,7 +37,12 @@ pub struct Edns {
     pub version: u8,
     /// Whether it wants the records of DNSSEC.
     pub dnssec: bool,
+    /// Whether it wants to know who answers (NSID, RFC 5001).
+    pub identity: bool,
 }
+
+/// The option with which a client asks who answers.
+pub const OPTION_IDENTITY: u16 = 3;
 
 /// Why a message is not a query for us.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -255,6 +260,17 @@ fn read_plain_name(bytes: &[u8]) -> Option<(NameBuffer, usize)> {
 }
 
 /// Looks for the one `OPT` record. Junk behind the question is tolerated, as others do.
+fn has_option(mut options: &[u8], wanted: u16) -> bool {
+    while let Some(([high, low, long, short], rest)) = options.split_first_chunk::<4>() {
+        if u16::from_be_bytes([*high, *low]) == wanted {
+            return true;
+        }
+        let length = usize::from(u16::from_be_bytes([*long, *short]));
+        options = rest.get(length..).unwrap_or_default();
+    }
+    false
+}
+
 fn read_edns(bytes: &[u8], mut at: usize, records: usize) -> Result<Option<Edns>, Fault> {
     let mut found = None;
     for _ in 0..records {
@@ -262,7 +278,12 @@ fn read_edns(bytes: &[u8], mut at: usize, records: usize) -> Result<Option<Edns>
         at = record.end();
         if record.kind == TYPE_OPT {
             let [_, version, flags, _] = record.lifetime.to_be_bytes();
-            let edns = Edns { size: record.class, version, dnssec: flags & 0x80 != 0 };
+            let edns = Edns {
+                size: record.class,
+                version,
+                dnssec: flags & 0x80 != 0,
+                identity: has_option(&bytes[record.data_at..record.end()], OPTION_IDENTITY),
+            };
             if found.replace(edns).is_some() {
                 return Err(Fault::Malformed);
             }

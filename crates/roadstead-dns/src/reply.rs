@@ -8,7 +8,8 @@ use std::fmt::{self, Write};
 use roadstead_zone::records::{HostLabel, Target};
 use roadstead_zone::view::Dashed;
 
-use crate::message::{CLASS_INTERNET, Edns, HEADER_LENGTH, Query, TYPE_OPT};
+use crate::message::{CLASS_INTERNET, Edns, HEADER_LENGTH, OPTION_IDENTITY, Query, TYPE_OPT};
+use crate::setup::Setup;
 
 /// What a reply says about the question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +65,8 @@ pub enum Owner<'a> {
     Target(Target<'a>, &'a [u8]),
 }
 
+/// The option that says why (RFC 8914).
+const OPTION_REASON: u16 = 15;
 /// What follows the question in a query: how much we can take ourselves.
 const OPT_LENGTH: usize = 11;
 
@@ -73,14 +76,14 @@ pub struct Reply<'a> {
     buffer: &'a mut [u8],
     at: usize,
     edns: Option<Edns>,
-    our_size: u16,
+    setup: &'a Setup,
 }
 
 impl<'a> Reply<'a> {
     /// Begins a reply that repeats the question exactly as it was asked, letter by letter. The
     /// reply will not be longer than the buffer.
-    pub fn new(query: &Query<'_>, buffer: &'a mut [u8], our_size: u16) -> Self {
-        let mut reply = Self { buffer, at: 0, edns: query.edns, our_size };
+    pub fn new(query: &Query<'_>, buffer: &'a mut [u8], setup: &'a Setup) -> Self {
+        let mut reply = Self { buffer, at: 0, edns: query.edns, setup };
         // It is a response, recursion is available, and whether it was wished for is repeated, as
         // is whether signatures are to be checked.
         let flags = [0x80 | (query.bytes[2] & 0x01), 0x80 | (query.bytes[3] & 0x10)];
@@ -256,33 +259,46 @@ impl<'a> Reply<'a> {
         let code = code as u8;
         self.buffer[3] |= code & 0x0f;
         if let Some(edns) = self.edns.take() {
-            let [size_high, size_low] = self.our_size.to_be_bytes();
+            let [size_high, size_low] = self.setup.udp_size.to_be_bytes();
             let [kind_high, kind_low] = TYPE_OPT.to_be_bytes();
             let dnssec = if edns.dnssec { 0x80 } else { 0 };
             let opt = [0, kind_high, kind_low, size_high, size_low, code >> 4, 0, dnssec, 0, 0, 0];
             // What was kept free until now is no longer.
             if self.put(&opt).is_some() {
                 self.count(Section::Additional);
-                let end = self.at;
-                if reason.is_some_and(|reason| self.reason(reason).is_none()) {
-                    self.buffer[end - 2..end].fill(0);
-                    self.at = end;
+                let options = self.at;
+                let identity = &self.setup.identity;
+                if edns.identity && !identity.is_empty() {
+                    self.option(OPTION_IDENTITY, |r| r.put(identity.as_bytes()));
                 }
+                if let Some((number, text)) = reason {
+                    self.option(OPTION_REASON, |r| {
+                        r.put(&number.to_be_bytes())?;
+                        write!(r, "{text}").ok()
+                    });
+                }
+                let length = u16::try_from(self.at - options).unwrap_or(0);
+                self.buffer[options - 2..options].copy_from_slice(&length.to_be_bytes());
             }
         }
         self.at
     }
 
-    /// Option 15 within the OPT record that was just written.
-    fn reason(&mut self, (number, text): (u16, impl fmt::Display)) -> Option<()> {
-        let opt = self.at;
-        self.put(&[0, 15, 0, 0])?;
-        self.put(&number.to_be_bytes())?;
-        write!(self, "{text}").ok()?;
-        let length = |from: usize, to: usize| u16::try_from(to - from).ok().map(u16::to_be_bytes);
-        let (whole, option) = (length(opt, self.at)?, length(opt + 4, self.at)?);
-        self.buffer[opt - 2..opt].copy_from_slice(&whole);
-        self.buffer[opt + 2..opt + 4].copy_from_slice(&option);
+    /// Appends an option to the OPT record that was just written, if it fits.
+    fn option(&mut self, code: u16, fill: impl FnOnce(&mut Self) -> Option<()>) {
+        let start = self.at;
+        if self.try_option(code, fill).is_none() {
+            self.at = start;
+        }
+    }
+
+    fn try_option(&mut self, code: u16, fill: impl FnOnce(&mut Self) -> Option<()>) -> Option<()> {
+        self.put(&code.to_be_bytes())?;
+        self.put(&[0, 0])?;
+        let data = self.at;
+        fill(self)?;
+        let length = u16::try_from(self.at - data).ok()?;
+        self.buffer[data - 2..data].copy_from_slice(&length.to_be_bytes());
         Some(())
     }
 }

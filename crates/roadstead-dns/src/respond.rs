@@ -116,7 +116,7 @@ impl<'a> Context<'a> {
             return response;
         }
         let limit = self.limit(query);
-        let mut reply = Reply::new(query, &mut buffer[..limit], self.setup.udp_size);
+        let mut reply = Reply::new(query, &mut buffer[..limit], self.setup);
         Response::Reply(match stage {
             Stage::Zone(answer) => {
                 let reason = reply
@@ -201,7 +201,7 @@ impl<'a> Context<'a> {
         buffer: &mut [u8],
     ) -> usize {
         let limit = self.limit(query);
-        let mut reply = Reply::new(query, &mut buffer[..limit], self.setup.udp_size);
+        let mut reply = Reply::new(query, &mut buffer[..limit], self.setup);
         if self.setup.coredns_compat {
             reply.set_authoritative();
         }
@@ -219,7 +219,7 @@ impl<'a> Context<'a> {
         buffer: &mut [u8],
     ) -> Option<usize> {
         let limit = self.limit(query);
-        let mut reply = Reply::new(query, &mut buffer[..limit], self.setup.udp_size);
+        let mut reply = Reply::new(query, &mut buffer[..limit], self.setup);
         let kind = RecordType::from_number(query.kind);
         let name = asked.unwrap_or(query.name.wire());
         let answer = self.zone.answer(name, kind);
@@ -240,7 +240,7 @@ impl<'a> Context<'a> {
     /// Writes a reply without data.
     pub(crate) fn refuse(&self, query: &Query<'_>, code: Code, buffer: &mut [u8]) -> usize {
         let buffer = &mut buffer[..usize::from(UDP_SIZE_WITHOUT_EDNS)];
-        Reply::new(query, buffer, self.setup.udp_size).finish(code)
+        Reply::new(query, buffer, self.setup).finish(code)
     }
 
     /// Writes that it went wrong, and why.
@@ -251,7 +251,7 @@ impl<'a> Context<'a> {
         buffer: &mut [u8],
     ) -> usize {
         let buffer = &mut buffer[..usize::from(UDP_SIZE_WITHOUT_EDNS)];
-        let reply = Reply::new(query, buffer, self.setup.udp_size);
+        let reply = Reply::new(query, buffer, self.setup);
         reply.finish_with(Code::ServerFailure, Some(reason))
     }
 

@@ -129,7 +129,7 @@ impl<'a> Context<'a> {
         buffer: &mut [u8],
     ) -> Option<usize> {
         let limit = self.limit(query);
-        let mut reply = Reply::new(query, &mut buffer[..limit], self.setup.udp_size);
+        let mut reply = Reply::new(query, &mut buffer[..limit], self.setup);
         reply.set_authoritative();
         // In the letters in which it was asked, because it is what programs show as the name.
         let raw = query.bytes.get(HEADER_LENGTH..HEADER_LENGTH + one.base)?;

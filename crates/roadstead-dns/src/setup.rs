@@ -26,6 +26,8 @@ pub struct Setup {
     pub coredns_compat: bool,
     /// How long to go on answering when told to stop.
     pub lame_duck: Duration,
+    /// Who we are, for clients that ask (NSID); nobody if empty.
+    pub identity: String,
 }
 
 impl Default for Setup {
@@ -35,6 +37,7 @@ impl Default for Setup {
             udp_size: 1232,
             coredns_compat: false,
             lame_duck: Duration::ZERO,
+            identity: String::new(),
         }
     }
 }

@@ -109,7 +109,7 @@ struct Sender<'a> {
 impl Sender<'_> {
     fn message(&mut self, fill: impl FnOnce(&mut Reply<'_>)) {
         let mut buffer = vec![0; MESSAGE + HEADER_LENGTH];
-        let mut reply = Reply::new(self.query, &mut buffer, self.setup.udp_size);
+        let mut reply = Reply::new(self.query, &mut buffer, self.setup);
         reply.set_authoritative();
         fill(&mut reply);
         let length = reply.finish(Code::NoError);

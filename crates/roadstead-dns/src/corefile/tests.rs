@@ -209,7 +209,7 @@ fn a_zone_for_outsiders() {
 #[test]
 fn the_rest_of_it() {
     let corefile = parsed(
-        ".:53 {\n health {\n  lameduck 5s\n }\n autopath @kubernetes\n minimal\n any\n bufsize 1400\n \
+        ".:53 {\n health {\n  lameduck 5s\n }\n autopath @kubernetes\n minimal\n any\n nsid here\n bufsize 1400\n \
          bind 127.0.0.1 ::1\n kubernetes cluster.local {\n  upstream\n }\n \
          template ANY ANY internal.cloudapp.net {\n  \
          match \"^(?:[^.]+\\.){4,}internal\\.cloudapp\\.net\\.$\"\n  rcode NXDOMAIN\n  fallthrough\n }\n \
@@ -218,7 +218,7 @@ fn the_rest_of_it() {
     )
     .unwrap();
     assert_eq!(corefile.setup.lame_duck, Duration::from_secs(5));
-    assert_eq!(corefile.setup.udp_size, 1400);
+    assert_eq!((corefile.setup.udp_size, &*corefile.setup.identity), (1400, "here"));
     assert_eq!(corefile.bind, ["127.0.0.1".parse::<IpAddr>().unwrap(), "::1".parse().unwrap()]);
     let templates = &corefile.setup.blocks[0].templates;
     let cases = [

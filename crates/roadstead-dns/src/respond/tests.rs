@@ -99,6 +99,49 @@ fn exchange(bytes: &[u8], transport: Transport) -> Option<(Vec<u8>, Message)> {
     }
 }
 
+/// Who answers, and why there is nothing, side by side.
+#[test]
+fn options() {
+    let keeper = zone();
+    let cache = Cache::default();
+    let setup = Setup { identity: "node-1".into(), ..setup() };
+    let context = Context {
+        zone: keeper.zone(),
+        setup: &setup,
+        cache: &cache,
+        transport: Transport::Udp,
+        turn: 0,
+        asking: None,
+    };
+    let other: &[u8] = &[0, 12, 0, 2, 9, 9];
+    let identity: &[u8] = &[0, 3, 0, 0];
+    let (who, why) = (b"\0\x03\0\x06node-1".as_slice(), b"\0\x0f\0".as_slice());
+    let cases = [
+        ("nothing asked", "web", vec![], (false, false)),
+        ("something else", "web", other.to_vec(), (false, false)),
+        ("who", "web", identity.to_vec(), (true, false)),
+        ("who, behind something else", "web", [other, identity].concat(), (true, false)),
+        ("both", "none", identity.to_vec(), (true, true)),
+        ("cut off", "web", vec![0, 12, 0, 9, 1], (false, false)),
+    ];
+    for (what, name, options, want) in cases {
+        let name = format!("{name}.prod.svc.cluster.local.");
+        let mut bytes = query(&name, Kind::A, None).to_vec().unwrap();
+        bytes[11] = 1;
+        bytes.extend([0, 0, 41, 4, 208, 0, 0, 0, 0, 0]);
+        bytes.push(u8::try_from(options.len()).unwrap());
+        bytes.extend(options);
+        let mut buffer = vec![0; MAX_REPLY];
+        let Response::Reply(length) = respond(&context, &bytes, &mut buffer) else {
+            panic!("{what}: an answer")
+        };
+        let reply = Message::from_vec(&buffer[..length]).unwrap();
+        assert!(reply.edns.is_some(), "{what}");
+        let has = |part: &[u8]| buffer[..length].windows(part.len()).any(|found| found == part);
+        assert_eq!((has(who), has(why)), want, "{what}");
+    }
+}
+
 #[test]
 fn names_for_outsiders() {
     let mut settings = zone().zone().settings().clone();

@@ -8,13 +8,14 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::counter::ConstCounter;
 use roadstead_forwarding::iptables::compile::{INVALID_DROPPED, LOCALHOST_ACCEPTED};
 use rustix::io::Errno;
-use tracing::info;
+use tracing::{debug, info};
 
 use crate::netlink::{ACKNOWLEDGE, CREATE, NetlinkError, Socket, attribute, request};
 
 const SUBSYSTEM: u16 = 7;
 const NEW: u16 = 0;
 const GET: u16 = 1;
+const DELETE: u16 = 3;
 const NAME: u16 = 1;
 const PACKETS: u16 = 2;
 const NAMES: [&str; 2] = [INVALID_DROPPED, LOCALHOST_ACCEPTED];
@@ -30,6 +31,18 @@ pub(crate) fn make() -> bool {
         info!(%error, "the kernel has no named counters (nfnetlink_acct): packets are not counted");
     }
     made.is_ok()
+}
+
+/// Deletes the counters: rules cannot use them after all.
+pub(crate) fn remove() {
+    let Ok(mut socket) = Socket::open() else { return };
+    for name in NAMES {
+        let message =
+            request(SUBSYSTEM, DELETE, ACKNOWLEDGE, 0, |message| message.text(NAME, name));
+        if let Err(error) = socket.ask(&message) {
+            debug!(name, %error, "a counter stays");
+        }
+    }
 }
 
 fn make_one(socket: &mut Socket, name: &str) -> Result<(), NetlinkError> {

@@ -410,6 +410,9 @@ impl Agent {
                 }
                 Err(error) => {
                     self.health.note_refused(family, error.full_text());
+                    if self.surroundings.named_counters && error.may_be_about_counters() {
+                        self.stop_counting();
+                    }
                     failure.get_or_insert(error);
                 }
             }

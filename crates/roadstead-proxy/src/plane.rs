@@ -119,6 +119,19 @@ impl CommitError {
         }
     }
 
+    /// Whether rules that count packets by name may be the reason: the kernel can have the counters
+    /// (nfnetlink_acct) and not the rules (xt_nfacct). Legacy iptables names no line but the last.
+    pub(crate) fn may_be_about_counters(&self) -> bool {
+        match self {
+            CommitError::Iptables(IptablesError::Refused { message, line, .. }) => {
+                let line = line.as_deref().unwrap_or_default();
+                [message.as_str(), line].iter().any(|text| text.contains("nfacct"))
+                    || line == "COMMIT"
+            }
+            _ => false,
+        }
+    }
+
     /// Whether the kernel or the machine lacks what the address family or data plane needs.
     pub fn is_missing_feature(&self) -> bool {
         match self {

@@ -94,7 +94,12 @@ fn a_kernel_without_nftables() {
         run("nft list tables");
         let mut by_iptables = agent(Mode::Iptables, vec![IpFamily::V4], Arc::default());
         observe(&mut by_iptables, "TCP", std::slice::from_ref(&pod));
+        // The kernel has counters, but not for iptables: the second attempt does without.
+        run("rmmod xt_nfacct");
+        by_iptables.commit().unwrap_err();
         by_iptables.commit().unwrap();
+        assert!(!run("iptables-legacy-save").contains("nfacct"));
+        load("xt_nfacct");
         assert!(run("iptables-legacy-save").contains("KUBE-SVC-"), "where the kernel can do it");
         for (place, to) in [("outside", CLUSTER_IP), ("outside", NODE_PORT), ("pod-2", CLUSTER_IP)]
         {

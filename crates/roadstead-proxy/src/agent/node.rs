@@ -12,6 +12,7 @@ use roadstead_watch::informer::Change;
 use tracing::warn;
 
 use super::Agent;
+use crate::accounting;
 use crate::addresses::{node_ports, own_addresses, with_localhost};
 use crate::plane::Plane;
 
@@ -76,6 +77,14 @@ impl Agent {
         self.surroundings.service_networks =
             self.service_networks.values().flatten().copied().collect();
         self.surround();
+    }
+
+    /// Goes on with rules that count nothing.
+    pub(super) fn stop_counting(&mut self) {
+        warn!("without named counters (xt_nfacct) from now on");
+        self.surroundings.named_counters = false;
+        self.surround();
+        accounting::remove();
     }
 
     fn surround(&mut self) {

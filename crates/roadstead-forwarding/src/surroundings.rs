@@ -32,6 +32,9 @@ pub struct Surroundings {
     pub masquerade_egress: bool,
     /// Whether the kernel counts packets under the names that iptables rules give them (nfacct).
     pub named_counters: bool,
+    /// Whether iptables drops packets that fit no connection; the operator may have told the kernel
+    /// to be liberal with those of TCP.
+    pub drop_invalid: bool,
 }
 
 impl Default for Surroundings {
@@ -46,6 +49,7 @@ impl Default for Surroundings {
             service_networks: Vec::new(),
             masquerade_egress: false,
             named_counters: false,
+            drop_invalid: true,
         }
     }
 }

@@ -44,6 +44,7 @@ use crate::metrics::Metrics;
 use crate::news::{Triggers, Unserved, announce};
 use crate::plane::{CommitError, Mode, Plane};
 use crate::retry::Retry;
+use crate::sysctl;
 use crate::watched::watched;
 
 /// So many changes at most go into one commit, so that none waits for an endless burst.
@@ -274,6 +275,7 @@ impl Agent {
         }
         let localhost = mode == Mode::Iptables && config.localhost_node_ports;
         surroundings.node_ports = with_localhost(surroundings.node_ports, localhost);
+        surroundings.drop_invalid = !sysctl::is_on("net/netfilter/nf_conntrack_tcp_be_liberal");
         surroundings.named_counters = mode == Mode::Iptables && accounting::make();
         let family = |family: &IpFamily| {
             let table = ForwardingTable::new(*family, &surroundings);

@@ -10,6 +10,12 @@ pub fn apply<'a>(settings: impl IntoIterator<Item = (&'a str, &'a str)>) {
     apply_under(Path::new("/proc/sys"), settings);
 }
 
+/// Whether a setting is 1.
+pub fn is_on(name: &str) -> bool {
+    let found = fs::read_to_string(Path::new("/proc/sys").join(name));
+    found.is_ok_and(|found| found.trim() == "1")
+}
+
 /// Raises a number that is too small; more is as good.
 pub fn raise(name: &str, least: u64) {
     let found = fs::read_to_string(Path::new("/proc/sys").join(name)).unwrap_or_default();

@@ -183,7 +183,9 @@ pub(super) fn fixed_chains(context: &Context<'_>) -> Chains {
     let mut chains = mark_chains(context);
     chains.insert((TableName::Nat, POSTROUTING.into()), postrouting(context));
     let mut forward = forward(context.surroundings.masquerade_mark);
-    if context.surroundings.named_counters {
+    if !context.surroundings.drop_invalid {
+        forward.remove(0);
+    } else if context.surroundings.named_counters {
         forward[0].matches.push(Match::Count(INVALID_DROPPED));
     }
     chains.insert((TableName::Filter, FORWARD.into()), forward);

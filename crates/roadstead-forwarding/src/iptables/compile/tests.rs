@@ -52,6 +52,25 @@ fn grep(program: &Program, word: &str) -> Vec<String> {
 }
 
 #[test]
+fn packets_that_fit_no_connection() {
+    let cases = [
+        ((true, false), "-m conntrack --ctstate INVALID -j DROP"),
+        (
+            (true, true),
+            "-m conntrack --ctstate INVALID -m nfacct --nfacct-name \
+             ct_state_invalid_dropped_pkts -j DROP",
+        ),
+        ((false, true), ""),
+    ];
+    for ((drop_invalid, named_counters), want) in cases {
+        let around = Surroundings { drop_invalid, named_counters, ..Surroundings::default() };
+        let program = compile(&ForwardingTable::new(IpFamily::V4, &around));
+        let found = grep(&program, "INVALID").join(" ");
+        assert_eq!(found.strip_prefix("-A KUBE-FORWARD ").unwrap_or_default(), want);
+    }
+}
+
+#[test]
 fn the_listing_of_the_tutorial() {
     let mut table = ForwardingTable::new(IpFamily::V4, &surroundings(&["10.0.0.0/8"]));
     let targets = "10.208.67.129:80 10.208.67.130:80 10.42.234.135:80";

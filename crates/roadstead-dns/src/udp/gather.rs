@@ -12,7 +12,9 @@ use super::batch::SLOTS;
 pub const PAUSE: Duration = Duration::from_micros(50);
 /// So many queries at a time are a crowd.
 const CROWD: usize = 4;
-/// How often not to wait after it did not pay.
+/// After so many times that it did not pay, one after the other,
+const PATIENCE: u32 = 8;
+/// we do not wait so many times.
 const RESTS: u32 = 1000;
 
 /// What is known about the last batch.
@@ -20,6 +22,8 @@ const RESTS: u32 = 1000;
 pub struct Gathering {
     received: usize,
     waited: bool,
+    /// How many times it has not paid by now.
+    failures: u32,
     rests: u32,
 }
 
@@ -47,8 +51,13 @@ impl Gathering {
 
     /// Takes in how many messages so many replies took.
     pub fn sent(&mut self, messages: usize, replies: usize) {
-        if self.waited && replies >= CROWD && messages * 3 > replies * 2 {
-            self.rests = RESTS;
+        if !self.waited {
+            return;
+        }
+        let failed = messages * 3 > replies * 2;
+        self.failures = if failed { self.failures + 1 } else { 0 };
+        if self.failures == PATIENCE {
+            (self.failures, self.rests) = (0, RESTS);
         }
     }
 }
@@ -61,13 +70,14 @@ mod tests {
     fn when_to_wait() {
         // How many came, in how many messages the replies left; then, whether to wait.
         type Batches = &'static [(usize, usize)];
-        let cases: [(&str, Batches, bool); 8] = [
+        let cases: [(&str, Batches, bool); 9] = [
             ("at first", &[], false),
             ("alone", &[(1, 1), (1, 1)], false),
             ("both families", &[(2, 1), (2, 2)], false),
             ("a crowd", &[(9, 9)], true),
             ("a crowd of few clients", &[(9, 9), (50, 20), (50, 20)], true),
-            ("a crowd of strangers", &[(9, 9), (50, 45)], false),
+            ("not enough of them", &[(9, 9), (5, 5), (6, 6)], true),
+            ("a crowd of strangers", &[(50, 45); 9], false),
             ("more than we can take", &[(9, 9), (SLOTS, 20)], false),
             ("the crowd is gone", &[(9, 9), (50, 20), (1, 1)], false),
         ];
@@ -91,6 +101,6 @@ mod tests {
             gathering.received(30);
             gathering.sent(29, 30);
         }
-        assert!((5..20).contains(&waits), "{waits}");
+        assert!((40..120).contains(&waits), "{waits}");
     }
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Resource, getrlimit};
+use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -62,6 +62,16 @@ pub async fn serve(listener: TcpListener, resolver: Arc<Resolver>, stop: Cancell
             let _ = guest.leave.run_until_cancelled(talk).await;
             crowd.lock().remove(&guest.number);
         });
+    }
+}
+
+/// Lets the process open as many files as the system permits, which is usually far more than it gives
+/// at first. Whoever starts a process for this server alone should call it.
+pub fn raise_file_limit() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        warn!(%error, "cannot have more open files");
     }
 }
 

@@ -134,6 +134,7 @@ impl ClusterArgs {
 }
 
 async fn serve(client: Client, args: Args) -> anyhow::Result<()> {
+    roadstead_dns::tcp::raise_file_limit();
     let stop = crate::cli::interrupted();
     let corefile = match (&args.corefile, &args.configmap) {
         (Some(path), _) => Some(Source::File(path.clone())),

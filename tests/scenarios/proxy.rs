@@ -127,7 +127,7 @@ fn in_the_place_of_kube_proxy() {
             kubeconfig.display()
         );
         fs::write(&file, configuration).unwrap();
-        let flags = format!("--config {} --hostname-override n1", file.display());
+        let flags = format!("--v=2 --config {} --hostname-override n1", file.display());
         let proxy = Proxy::start(None, &kubeconfig, &flags);
         let at = format!("--kubeconfig {}", kubeconfig.display());
         let (done, said, _) = roadstead(&format!("wait --programmed svc/web {at}"));

@@ -21,6 +21,8 @@ use self::lab::{NODE, PORT, call, start_pod};
 const ADDRESS: &str = "10.96.0.1";
 const HOLD: u16 = 9090;
 const OPEN: usize = 1_000;
+/// Between two changes.
+const TICK: Duration = Duration::from_millis(10);
 
 fn vip(port: u16) -> SocketAddr {
     SocketAddr::new(ADDRESS.parse().unwrap(), port)
@@ -179,13 +181,15 @@ fn no_request_is_lost() {
         let stop = &AtomicBool::new(false);
         std::thread::scope(|scope| {
             let clients = callers(scope, stop);
-            for change in 0..changes {
+            let begin = Instant::now();
+            for (change, due) in (0..changes).zip(1..) {
                 // Never the same two in a row, never none.
                 let gone = change % 4;
                 let present = pods.iter().enumerate().filter(|(number, _)| *number != gone);
                 set(&mut agent, &present.map(|(_, pod)| pod.clone()).collect::<Vec<_>>());
-                std::thread::sleep(Duration::from_millis(10));
+                std::thread::sleep((TICK * due).saturating_sub(begin.elapsed()));
             }
+            let per_second = changes as f64 / begin.elapsed().as_secs_f64();
             for _ in 0..10 {
                 drop(agent);
                 agent = new_agent();
@@ -195,7 +199,8 @@ fn no_request_is_lost() {
             stop.store(true, Ordering::Relaxed);
             let calls: usize = clients.into_iter().map(|client| client.join().unwrap()).sum();
             eprintln!(
-                "{changes} changes, 10 restarts, {OPEN} open connections: {calls} calls, none failed"
+                "{changes} changes, {per_second:.0} per second, 10 restarts, {OPEN} open connections: \
+                 {calls} calls, none failed"
             );
             assert!(calls > changes, "only {calls} calls were made");
         });

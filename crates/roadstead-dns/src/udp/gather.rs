@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use super::batch::SLOTS;
 
-/// How long the pause is. The system makes it about twice as long.
-pub const PAUSE: Duration = Duration::from_micros(50);
+/// How long the pause is. The system makes it some 50 µs longer.
+pub const PAUSE: Duration = Duration::from_micros(150);
 /// So many queries at a time are a crowd.
 const CROWD: usize = 4;
 /// After so many times that it did not pay, one after the other,

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, getrlimit, setrlimit};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::time;
@@ -154,10 +154,8 @@ async fn converse(
     loop {
         tokio::select! {
             reply = late.next(), if late.waiting > 0 => frame(&mut output, &reply),
-            ready = time::timeout(IDLE, stream.readable()), if late.waiting < MOST_LATE => {
-                let Ok(ready) = ready else { return Ok(()) };
-                ready?;
-                if !read_some(&stream, &mut input)? {
+            read = read_some(&mut stream, &mut input), if late.waiting < MOST_LATE => {
+                if read? == 0 {
                     return Ok(());
                 }
                 guest.touch();
@@ -193,14 +191,13 @@ async fn send(stream: &mut TcpStream, output: &mut Vec<u8>) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads what is there; returns false at the end.
-fn read_some(stream: &TcpStream, input: &mut Vec<u8>) -> io::Result<bool> {
+/// Waits for something and reads it; nothing at the end, and when nothing came for too long. There
+/// is no buffer before there is something to put into it.
+async fn read_some(stream: &mut TcpStream, input: &mut Vec<u8>) -> io::Result<usize> {
+    let Ok(ready) = time::timeout(IDLE, stream.readable()).await else { return Ok(0) };
+    ready?;
     input.reserve(CHUNK);
-    match stream.try_read_buf(input) {
-        Ok(read) => Ok(read > 0),
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(true),
-        Err(error) => Err(error),
-    }
+    stream.read_buf(input).await
 }
 
 /// The queries of one connection that others have to be asked about.

@@ -83,25 +83,48 @@ fn callers<'scope>(
     })
 }
 
-/// A client of UDP keeps its port, so the kernel keeps its flow; it must be moved when its target
-/// goes, and when the first one comes.
+/// A client that asks over UDP, always from the same port, so that the kernel keeps its flow.
+struct Sticky(UdpSocket);
+
+/// Two pods, the first of which serves, and a client in a third.
+fn two_pods() -> ([String; 2], Agent, Sticky) {
+    make_node();
+    let pods = [2, 3].map(|number| start_pod(number).address.to_string());
+    start_pod(4);
+    let mut agent = new_agent();
+    set(&mut agent, &pods[..1]);
+    let socket = inside("pod-4", || UdpSocket::bind("0.0.0.0:4000").unwrap());
+    socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    (pods, agent, Sticky(socket))
+}
+
+impl Sticky {
+    /// The pod that answers, as soon as it is the wanted one. Flows are forgotten right after the
+    /// commit, on a thread of their own.
+    fn soon(&self, want: Option<&str>) -> Option<String> {
+        let started = Instant::now();
+        loop {
+            let answer = self.ask();
+            if answer.as_deref() == want || started.elapsed() > Duration::from_secs(2) {
+                return answer;
+            }
+        }
+    }
+
+    fn ask(&self) -> Option<String> {
+        self.0.send_to(b"hello", vip(80)).ok()?;
+        let mut buffer = [0; 64];
+        let length = self.0.recv(&mut buffer).ok()?;
+        let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
+        text.split(' ').next().map(str::to_owned)
+    }
+}
+
+/// A flow must be moved when its target goes, and when the first one comes.
 #[test]
 fn datagrams_follow_their_service() {
     laboratory(|| {
-        make_node();
-        let [here, there] = [2, 3].map(|number| start_pod(number).address.to_string());
-        start_pod(4);
-        let mut agent = new_agent();
-        set(&mut agent, std::slice::from_ref(&here));
-        let socket = inside("pod-4", || UdpSocket::bind("0.0.0.0:4000").unwrap());
-        socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
-        let ask = || {
-            socket.send_to(b"hello", vip(80)).ok()?;
-            let mut buffer = [0; 64];
-            let (length, _) = socket.recv_from(&mut buffer).ok()?;
-            let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
-            text.split(' ').next().map(str::to_owned)
-        };
+        let ([here, there], mut agent, client) = two_pods();
         for (addresses, want) in [
             (vec![here.clone()], Some("pod-2")),
             (vec![there.clone()], Some("pod-3")),
@@ -110,13 +133,7 @@ fn datagrams_follow_their_service() {
             (vec![here, there], Some("pod-2")),
         ] {
             set(&mut agent, &addresses);
-            // Flows are forgotten right after the commit, on a thread of their own.
-            let started = Instant::now();
-            let mut answer = ask();
-            while answer.as_deref() != want && started.elapsed() < Duration::from_secs(2) {
-                answer = ask();
-            }
-            assert_eq!(answer.as_deref(), want, "{addresses:?}");
+            assert_eq!(client.soon(want).as_deref(), want, "{addresses:?}");
         }
     });
 }
@@ -125,25 +142,8 @@ fn datagrams_follow_their_service() {
 #[test]
 fn datagrams_follow_after_a_refusal() {
     laboratory(|| {
-        make_node();
-        let [here, there] = [2, 3].map(|number| start_pod(number).address.to_string());
-        start_pod(4);
-        let mut agent = new_agent();
-        set(&mut agent, std::slice::from_ref(&here));
-        let socket = inside("pod-4", || UdpSocket::bind("0.0.0.0:4000").unwrap());
-        socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
-        let leads_to = |pod: &str| {
-            let started = Instant::now();
-            while started.elapsed() < Duration::from_secs(2) {
-                socket.send_to(b"hello", vip(80)).unwrap();
-                let mut buffer = [0; 64];
-                let length = socket.recv(&mut buffer).unwrap_or(0);
-                if String::from_utf8_lossy(&buffer[..length]).starts_with(pod) {
-                    return true;
-                }
-            }
-            false
-        };
+        let ([_, there], mut agent, client) = two_pods();
+        let leads_to = |pod: &str| client.soon(Some(pod)).as_deref() == Some(pod);
         assert!(leads_to("pod-2"));
         // Somebody puts an element where ours has to go: the kernel calls that busy.
         run("nft add element ip kube-proxy service-ips '{ 10.96.0.9 . tcp . 80 : 7:7 }'");

@@ -1,6 +1,6 @@
-//! The journal on disk: one redb file. Its format is described in docs/store-format.md.
+//! The tables on disk: one redb file. Its format is described in docs/store-format.md. Writes come
+//! from the log before it (`ahead.rs`), many at a time.
 
-use std::error::Error;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -18,13 +18,12 @@ use crate::committer::panic_text;
 use crate::entry::{Entry, Key, Revision};
 use crate::error::OpenError;
 use crate::holder::holder_of;
-use crate::journal::{Contents, Journal, Undo};
-use crate::plan::Plan;
+use crate::journal::{Contents, Group, Undo};
 
 /// The newest format that we know.
-pub(crate) const FORMAT: u64 = 1;
+pub(crate) const FORMAT: u64 = 2;
 
-/// `format` and `compacted`. This table stays as it is in all formats to come.
+/// `format`, `compacted` and `number`. This table stays as it is in all formats to come.
 const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 /// Bucket and path → revision and value.
 const OBJECTS: TableDefinition<(&str, &str), (u64, &[u8])> = TableDefinition::new("objects");
@@ -38,6 +37,8 @@ const CACHE: usize = 4 << 20;
 #[derive(Debug)]
 pub(crate) struct Disk {
     database: Database,
+    /// Chosen by chance when the file was made: which log belongs to it.
+    number: u64,
 }
 
 impl Disk {
@@ -61,17 +62,26 @@ impl Disk {
         opened.unwrap_or_else(|panic| Err(corrupt(path, panic_text(&*panic))))
     }
 
-    /// The journal in an open database.
+    /// The tables in an open database.
     pub(crate) fn with(database: Database, path: &Path) -> Result<(Self, Contents), OpenError> {
-        let contents = match read(&database) {
-            Ok(Ok(contents)) => contents,
+        let (number, contents) = match read(&database) {
+            Ok(Ok(found)) => found,
             Ok(Err(Newer(found))) => {
                 let path = path.to_owned();
                 return Err(OpenError::Newer { path, found, known: FORMAT });
             }
             Err(error) => return Err(corrupt(path, error)),
         };
-        Ok((Self { database }, contents))
+        let number = match number {
+            0 => upgrade(&database).map_err(|error| corrupt(path, error))?,
+            number => number,
+        };
+        Ok((Self { database, number }, contents))
+    }
+
+    /// By which the log knows that it belongs to this file.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
     }
 
     /// Makes a file that holds these contents, completely or not at all.
@@ -101,25 +111,24 @@ impl Disk {
     }
 }
 
-impl Journal for Disk {
-    fn write(&mut self, plan: &Plan) -> Result<(), Box<dyn Error + Send + Sync>> {
+impl Disk {
+    /// Returns when all these writes are in the tables, and synced.
+    pub(crate) fn settle(&self, groups: &[Group]) -> Result<(), redb::Error> {
         let transaction = self.database.begin_write()?;
         {
             let mut objects = transaction.open_table(OBJECTS)?;
             let mut log = transaction.open_table(LOG)?;
-            for event in &plan.events {
-                let (bucket, path) = (&*event.key.bucket, &*event.key.path);
-                match &event.after {
-                    Some(entry) => {
-                        objects.insert((bucket, path), (entry.revision.0, &*entry.value))?
-                    }
+            for change in groups.iter().flat_map(|group| &group.changes) {
+                let (bucket, path) = (&*change.key.bucket, &*change.key.path);
+                let revision = change.revision.0;
+                let before = match &change.value {
+                    Some(value) => objects.insert((bucket, path), (revision, &**value))?,
                     None => objects.remove((bucket, path))?,
                 };
-                let before = event.before.as_ref();
-                let before = before.map_or((0, &[][..]), |e| (e.revision.0, &*e.value));
-                log.insert(event.revision.0, (event.at, bucket, path, before.0, before.1))?;
+                let before = before.as_ref().map_or((0, &[][..]), |before| before.value());
+                log.insert(revision, (change.at, bucket, path, before.0, before.1))?;
             }
-            if let Some(horizon) = plan.forget {
+            if let Some(horizon) = groups.iter().filter_map(|group| group.forget).max() {
                 log.retain_in(..=horizon.0, |_, _| false)?;
                 transaction.open_table(META)?.insert("compacted", horizon.0)?;
             }
@@ -141,6 +150,7 @@ pub(crate) fn fill(database: &Database, contents: &Contents) -> Result<(), redb:
     {
         let mut meta = transaction.open_table(META)?;
         meta.insert("format", FORMAT)?;
+        meta.insert("number", some_number()?)?;
         meta.insert("compacted", contents.compacted.0)?;
         transaction.open_table(LOG)?;
         let mut objects = transaction.open_table(OBJECTS)?;
@@ -152,10 +162,31 @@ pub(crate) fn fill(database: &Database, contents: &Contents) -> Result<(), redb:
     Ok(transaction.commit()?)
 }
 
+/// Makes a file of format 1, which had no log before it, one of ours. Returns its number.
+fn upgrade(database: &Database) -> Result<u64, redb::Error> {
+    let number = some_number()?;
+    let transaction = database.begin_write()?;
+    {
+        let mut meta = transaction.open_table(META)?;
+        meta.insert("format", FORMAT)?;
+        meta.insert("number", number)?;
+    }
+    transaction.commit()?;
+    Ok(number)
+}
+
+fn some_number() -> Result<u64, redb::Error> {
+    let mut bytes = [0; 8];
+    let filled = aws_lc_rs::rand::fill(&mut bytes);
+    filled.map_err(|_| redb::Error::Io(io::Error::other("no random numbers")))?;
+    // Nought stands for none.
+    Ok(u64::from_le_bytes(bytes).max(1))
+}
+
 /// The format is one that we do not know.
 struct Newer(u64);
 
-fn read(database: &Database) -> Result<Result<Contents, Newer>, redb::Error> {
+fn read(database: &Database) -> Result<Result<(u64, Contents), Newer>, redb::Error> {
     let transaction = database.begin_read()?;
     let meta = match transaction.open_table(META) {
         // A database of somebody else's.
@@ -184,7 +215,7 @@ fn read(database: &Database) -> Result<Result<Contents, Newer>, redb::Error> {
         let (revision, key) = (Revision(revision.value()), Key::new(bucket, path));
         contents.log.push(Undo { revision, at, key, before });
     }
-    Ok(Ok(contents))
+    Ok(Ok((number("number")?, contents)))
 }
 
 fn open_error(path: &Path, error: DatabaseError) -> OpenError {

@@ -14,6 +14,7 @@ use proptest::prelude::*;
 use redb::{Builder, StorageBackend};
 use tokio::task::JoinSet;
 
+use crate::ahead::{Ahead, Pace};
 use crate::disk::{Disk, fill};
 use crate::entry::{Event, Key, Revision};
 use crate::error::StoreError;
@@ -24,18 +25,27 @@ use crate::plan::Plan;
 use crate::store::{Options, Store};
 use crate::transaction::Transaction;
 
-/// What a disk without battery does: only what was synced is sure to be there after a power cut.
+/// The tables, and the two files of the log before them.
+const FILES: usize = 3;
+
+/// A disk without battery: only what was synced is sure to be there after a power cut.
 #[derive(Debug, Default)]
 struct Device {
-    /// What the file system shows.
-    content: Vec<u8>,
-    synced: Vec<u8>,
-    unsynced: Vec<Operation>,
+    files: [Content; FILES],
     /// How many operations succeed before one fails.
     fuse: Option<u32>,
     /// Whether all operations fail from then on, or only one.
     stays_broken: bool,
     random: u64,
+}
+
+/// What one file holds.
+#[derive(Clone, Debug, Default)]
+struct Content {
+    /// What the file system shows.
+    shown: Vec<u8>,
+    synced: Vec<u8>,
+    unsynced: Vec<Operation>,
 }
 
 #[derive(Clone, Debug)]
@@ -82,7 +92,7 @@ impl Device {
         }
     }
 
-    fn change(&mut self, operation: Operation) -> io::Result<()> {
+    fn change(&mut self, file: usize, operation: Operation) -> io::Result<()> {
         let outcome = self.burn();
         // A write that fails may have happened in part.
         let operation = match (&outcome, operation) {
@@ -95,46 +105,47 @@ impl Device {
             (Err(_), _) => return outcome,
             (Ok(()), operation) => operation,
         };
-        operation.apply(&mut self.content);
-        self.unsynced.push(operation);
+        operation.apply(&mut self.files[file].shown);
+        self.files[file].unsynced.push(operation);
         outcome
     }
 
     /// Any part of what was not synced may be on the disk, in any order of sectors.
-    fn settle(&mut self) {
-        for operation in std::mem::take(&mut self.unsynced) {
+    fn settle(&mut self, file: usize) {
+        for operation in std::mem::take(&mut self.files[file].unsynced) {
             match operation {
                 Operation::Write(offset, data) => {
                     for (index, sector) in data.chunks(512).enumerate() {
                         if self.chance(2) == 0 {
                             let write = Operation::Write(offset + index * 512, sector.to_vec());
-                            write.apply(&mut self.synced);
+                            write.apply(&mut self.files[file].synced);
                         }
                     }
                 }
-                resize => resize.apply(&mut self.synced),
+                resize => resize.apply(&mut self.files[file].synced),
             }
         }
     }
 }
 
 #[derive(Clone, Debug)]
-struct Backend(Arc<Mutex<Device>>);
+struct Backend(Arc<Mutex<Device>>, usize);
 
 impl StorageBackend for Backend {
     fn len(&self) -> io::Result<u64> {
-        Ok(self.0.lock().unwrap().content.len() as u64)
+        Ok(self.0.lock().unwrap().files[self.1].shown.len() as u64)
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         let device = self.0.lock().unwrap();
-        let bytes = device.content.get(offset as usize..offset as usize + out.len());
+        let shown = &device.files[self.1].shown;
+        let bytes = shown.get(offset as usize..offset as usize + out.len());
         out.copy_from_slice(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
         Ok(())
     }
 
     fn set_len(&self, length: u64) -> io::Result<()> {
-        self.0.lock().unwrap().change(Operation::Resize(length as usize))
+        self.0.lock().unwrap().change(self.1, Operation::Resize(length as usize))
     }
 
     fn sync_data(&self) -> io::Result<()> {
@@ -142,38 +153,48 @@ impl StorageBackend for Backend {
         let outcome = device.burn();
         match outcome {
             Ok(()) => {
-                device.unsynced.clear();
-                device.synced = device.content.clone();
+                let file = &mut device.files[self.1];
+                file.unsynced.clear();
+                file.synced = file.shown.clone();
             }
             // Linux forgets what it could not write, and shows it all the same.
-            Err(_) => device.settle(),
+            Err(_) => device.settle(self.1),
         }
         outcome
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.0.lock().unwrap().change(Operation::Write(offset as usize, data.to_vec()))
+        let operation = Operation::Write(offset as usize, data.to_vec());
+        self.0.lock().unwrap().change(self.1, operation)
     }
 }
 
+/// The files of the log change places after every few writes.
+const HASTE: Pace = Pace { pause: Duration::from_micros(200), changes: 3, turn: 9000 };
+
 fn open(device: Device, options: Options) -> (Arc<Store>, Arc<Mutex<Device>>) {
     let device = Arc::new(Mutex::new(device));
-    let new = device.lock().unwrap().content.is_empty();
-    let database = Builder::new().create_with_backend(Backend(device.clone())).unwrap();
+    let new = device.lock().unwrap().files[0].shown.is_empty();
+    let database = Builder::new().create_with_backend(Backend(device.clone(), 0)).unwrap();
     if new {
         fill(&database, &Contents::default()).unwrap();
     }
-    let (disk, contents) = Disk::with(database, Path::new("device")).unwrap();
-    (Store::over(disk, contents, options).unwrap(), device)
+    let (disk, mut contents) = Disk::with(database, Path::new("device")).unwrap();
+    let log = |file| -> Box<dyn StorageBackend> { Box::new(Backend(device.clone(), file)) };
+    let ahead = Ahead::over(disk, &mut contents, [log(1), log(2)], HASTE).unwrap();
+    (Store::over(ahead, contents, options).unwrap(), device)
 }
 
 /// The power is cut; returns the disk as it is when the power comes back.
 fn power_cut(device: &Mutex<Device>) -> Device {
     let off = Device { fuse: Some(0), stays_broken: true, random: 1, ..Device::default() };
     let mut device = std::mem::replace(&mut *device.lock().unwrap(), off);
-    device.settle();
-    let content = device.synced.clone();
-    Device { content: content.clone(), synced: content, random: device.random, ..Device::default() }
+    let files = std::array::from_fn(|file| {
+        device.settle(file);
+        let synced = device.files[file].synced.clone();
+        Content { shown: synced.clone(), synced, unsynced: Vec::new() }
+    });
+    Device { files, random: device.random, ..Device::default() }
 }
 
 /// One transaction of a case: which keys it puts, and one that it deletes.

@@ -8,6 +8,7 @@
 //! before a write is published: the committer hands it to a journal, which returns when it is
 //! durable. Only `roadstead-server` uses this crate; the binary opens it and makes snapshots.
 
+mod ahead;
 mod clock;
 mod committer;
 mod delta;

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::ahead::Ahead;
 use crate::clock::Clock;
 use crate::committer::{Committer, View};
 use crate::disk::Disk;
@@ -80,8 +81,9 @@ impl Store {
     /// A write is acknowledged when it is on disk. When the disk fails, all writes from then on
     /// fail with [`StoreError::ReadOnly`], and reads go on.
     pub fn open(path: &Path, options: Options) -> Result<Arc<Self>, OpenError> {
-        let (disk, contents) = Disk::open(path)?;
-        Self::over(disk, contents, options)
+        let (disk, mut contents) = Disk::open(path)?;
+        let journal = Ahead::open(disk, &mut contents, path)?;
+        Self::over(journal, contents, options)
             .map_err(|why| OpenError::Corrupt { path: path.to_owned(), why })
     }
 

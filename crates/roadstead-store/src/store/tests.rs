@@ -168,7 +168,7 @@ fn what_cannot_be_opened_says_why() {
         ("text", "the store DIR/text cannot be read: "),
         ("long", "the store DIR/long cannot be read: "),
         ("file/store", "cannot use DIR/file"),
-        ("newer", "the store DIR/newer has format 2, this version of roadstead knows up to 1"),
+        ("newer", "the store DIR/newer has format 3, this version of roadstead knows up to 2"),
         ("foreign", "the store DIR/foreign cannot be read: DB corrupted: it holds something else"),
         ("held", &in_use),
     ];

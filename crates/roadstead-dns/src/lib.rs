@@ -29,6 +29,7 @@ pub mod tcp;
 #[cfg(test)]
 mod testing;
 pub mod transfer;
+pub mod turns;
 pub mod udp;
 pub mod upstream;
 mod write;

@@ -6,7 +6,6 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -25,6 +24,7 @@ use crate::publish::Published;
 use crate::respond::{Context, MAX_REPLY, Response, Stage, Transport, key, respond};
 use crate::search::Asking;
 use crate::setup::{CacheRule, Setup};
+use crate::turns::Turns;
 use crate::upstream::{Failure, Upstreams, query as query_for};
 
 /// How long a client waits before it gets an old answer (RFC 8767).
@@ -49,7 +49,7 @@ pub struct Resolver {
     pub cache: Cache,
     /// What was counted outside the threads of sockets.
     pub counters: Arc<Counters>,
-    turn: AtomicUsize,
+    turns: Turns,
     /// Questions that are under way.
     flights: Mutex<HashMap<Key, watch::Receiver<Option<Outcome>>>>,
     secret: RandomState,
@@ -64,7 +64,7 @@ impl Resolver {
             clients: Published::new(Arc::default()),
             cache: Cache::default(),
             counters: Arc::default(),
-            turn: AtomicUsize::new(0),
+            turns: Turns::default(),
             flights: Mutex::default(),
             secret: RandomState::new(),
         })
@@ -90,7 +90,7 @@ impl Resolver {
         setup: &'a Setup,
         transport: Transport,
     ) -> Context<'a> {
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        let turn = self.turns.take();
         Context { zone, setup, cache: &self.cache, transport, turn, asking: None }
     }
 

@@ -27,6 +27,7 @@ use crate::resolve::Resolver;
 use crate::respond::{Context, Response, Transport, respond};
 use crate::search::Asking;
 use crate::setup::Setup;
+use crate::turns::Turns;
 
 pub mod batch;
 mod gather;
@@ -67,7 +68,7 @@ impl Worker {
         let mut zone = self.resolver.zone.reader();
         let mut setup = self.resolver.setup.reader();
         let mut clients = self.resolver.clients.reader();
-        let mut turn = 0;
+        let turns = Turns::default();
         while !self.stop.load(Ordering::Relaxed) {
             let count = match batch.receive(self.socket.as_fd()) {
                 Ok(count) => count,
@@ -80,8 +81,8 @@ impl Worker {
             };
             let began = Instant::now();
             for slot in 0..count {
-                turn += 1;
-                self.answer(&mut batch, slot, (&mut zone, &mut setup, &mut clients), turn);
+                let readers = (&mut zone, &mut setup, &mut clients);
+                self.answer(&mut batch, slot, readers, turns.take());
             }
             if let Err(error) = batch.send(self.socket.as_fd()) {
                 debug!(%error, "cannot send");

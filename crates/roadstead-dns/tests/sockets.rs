@@ -157,3 +157,35 @@ async fn other_names_are_asked_of_others() {
     upstream.stop.cancel();
     upstream.task.await.unwrap().unwrap();
 }
+
+/// A client that asks for both families at once, over and over, is sent to all endpoints alike.
+#[tokio::test(flavor = "multi_thread")]
+async fn pairs_of_questions_do_not_favour_an_endpoint() {
+    let cluster = FakeCluster::default();
+    cluster.put(NAMESPACES, json!({"metadata": {"name": "prod"}}));
+    cluster.put(SERVICES, service("db", json!({"clusterIPs": ["None"]})));
+    cluster.put(SLICES, slice("db", &["10.0.0.1", "10.0.0.2"]));
+    let mut running = start(&cluster, "cluster.local", Vec::new());
+    running.published.wait_for(|published| published.ready).await.unwrap();
+    let server = running.address;
+    let count = move || {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let mut first = 0;
+        for _ in 0..1000 {
+            for kind in [RecordType::A, RecordType::AAAA] {
+                socket.send_to(&query("db.prod.svc.cluster.local.", kind), server).unwrap();
+                let mut buffer = [0; 512];
+                let (length, _) = socket.recv_from(&mut buffer).unwrap();
+                let reply = Message::from_vec(&buffer[..length]).unwrap();
+                let address = reply.answers.first().map(|record| record.data.to_string());
+                first += usize::from(address.as_deref() == Some("10.0.0.1"));
+            }
+        }
+        first
+    };
+    let first = task::spawn_blocking(count).await.unwrap();
+    assert!((400..600).contains(&first), "{first} of 1000");
+    running.stop.cancel();
+    running.task.await.unwrap().unwrap();
+}

@@ -97,9 +97,11 @@ impl Counters {
         }
     }
 
-    /// Counts a query that we had no room for.
-    pub fn dropped(&self) {
-        add(&self.dropped);
+    /// Counts queries that we had no room for, or whose replies the system had none for.
+    pub fn dropped(&self, count: usize) {
+        if count > 0 {
+            self.dropped.fetch_add(count as u64, Ordering::Relaxed);
+        }
     }
 
     /// Counts a stranger's query that got no proper reply.
@@ -213,7 +215,7 @@ fn others(page: &mut String, threads: &[Arc<Counters>]) {
             &one.misses
         }),
         ("coredns_forward_failures_total", "Questions that nobody answered.", |one| &one.failures),
-        ("roadstead_dns_dropped_total", "Queries without room for them.", |one| &one.dropped),
+        ("roadstead_dns_dropped_total", "Queries or replies without room for them.", |one| &one.dropped),
         ("roadstead_dns_limited_total", "Replies that strangers did not get.", |one| &one.limited),
     ];
     for (name, help, pick) in simple {

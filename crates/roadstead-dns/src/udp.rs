@@ -84,9 +84,7 @@ impl Worker {
                 let readers = (&mut zone, &mut setup, &mut clients);
                 self.answer(&mut batch, slot, readers, turns.take());
             }
-            if let Err(error) = batch.send(self.socket.as_fd()) {
-                debug!(%error, "cannot send");
-            }
+            self.counters.dropped(batch.send(self.socket.as_fd()));
             let many = u32::try_from(count).unwrap_or(1).max(1);
             self.counters.took(began.elapsed() / many, many.into());
         }
@@ -131,7 +129,7 @@ impl Worker {
                 let socket = self.socket.clone();
                 let late = Late { query: query.into(), origin: origin.clone(), socket };
                 if self.late.try_send(late).is_err() {
-                    self.counters.dropped();
+                    self.counters.dropped(1);
                 }
             }
         }
@@ -169,7 +167,7 @@ pub async fn answer_late(mut queries: mpsc::Receiver<Late>, resolver: Arc<Resolv
     let room = Arc::new(Semaphore::new(MOST_WAITING));
     while let Some(late) = queries.recv().await {
         let Ok(permit) = room.clone().try_acquire_owned() else {
-            resolver.counters.dropped();
+            resolver.counters.dropped(1);
             continue;
         };
         let resolver = resolver.clone();
@@ -182,6 +180,7 @@ pub async fn answer_late(mut queries: mpsc::Receiver<Late>, resolver: Arc<Resolv
                 resolver.counters.took(began.elapsed(), 1);
                 if let Err(error) = batch::send_one(late.socket.as_fd(), &late.origin, &reply) {
                     debug!(%error, "late reply not sent");
+                    resolver.counters.dropped(1);
                 }
             }
             drop(permit);

@@ -34,6 +34,8 @@ const SEGMENT: usize = 1232;
 const MOST_SEGMENTS: usize = 64;
 /// How long a message may be.
 const MESSAGE: usize = 65_000;
+/// A slow link must not hold up those who ask over another one.
+const NOW: libc::c_int = libc::MSG_DONTWAIT;
 /// Room for the address of either family, and for the length of segments.
 const CONTROL: usize = 64;
 
@@ -251,29 +253,35 @@ impl Batch {
         self.ready.push(Ready { client, slot, start, length });
     }
 
-    /// Sends all replies. What the kernel does not take is lost, as datagrams are.
-    pub fn send(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
+    /// Sends all replies, and never waits: what the kernel does not take is lost, as datagrams are.
+    /// Returns how many replies that is.
+    pub fn send(&mut self, socket: BorrowedFd<'_>) -> usize {
         if self.segments {
             self.ready.sort_unstable_by_key(|ready| (ready.client, Reverse(ready.length)));
         }
         let count = self.pack();
         self.gathering.sent(count, self.ready.len());
-        let mut from = 0;
+        let (mut from, mut lost) = (0, 0);
         while from < count {
             let rest = &mut self.messages.headers[from..count];
             let length = libc::c_uint::try_from(rest.len()).unwrap_or(0);
             let first = rest.as_mut_ptr();
             // SAFETY: `length` headers follow `first`, and their pointers lead to live buffers.
-            let sent = unsafe { libc::sendmmsg(socket.as_raw_fd(), first, length, 0) };
+            let sent = unsafe { libc::sendmmsg(socket.as_raw_fd(), first, length, NOW as _) };
             from += usize::try_from(sent).unwrap_or(0);
+            if sent < 1 && is_full(&io::Error::last_os_error()) {
+                // There is no room for the others either.
+                let replies = |message: &libc::mmsghdr| message.msg_hdr.msg_iovlen as usize;
+                return lost + rest.iter().map(replies).sum::<usize>();
+            }
             if sent < 1 {
                 // The first one could not be sent: go on behind it.
                 let refused = rest[0].msg_hdr;
-                self.send_apart(socket, &refused);
+                lost += self.send_apart(socket, &refused);
                 from += 1;
             }
         }
-        Ok(())
+        lost
     }
 
     /// Puts the replies into as few messages as possible; returns how many there are.
@@ -308,11 +316,11 @@ impl Batch {
     }
 
     /// Sends the replies of a message one by one, because the kernel did not want it as a whole:
-    /// not every interface can.
-    fn send_apart(&mut self, socket: BorrowedFd<'_>, message: &libc::msghdr) {
+    /// not every interface can. Returns how many of them are lost.
+    fn send_apart(&mut self, socket: BorrowedFd<'_>, message: &libc::msghdr) -> usize {
         let refused = io::Error::last_os_error().raw_os_error();
         if message.msg_iovlen as usize == 1 {
-            return;
+            return 1;
         }
         if matches!(refused, Some(libc::EIO | libc::EINVAL | libc::ENOPROTOOPT)) {
             self.segments = false;
@@ -322,14 +330,20 @@ impl Batch {
             self.origins.iter().find(|one| ptr::addr_eq(&raw const one.peer, message.msg_name));
         header.msg_controllen = origin.map_or(0, |origin| origin.control_length) as _;
         header.msg_iovlen = 1;
-        for at in 0..message.msg_iovlen as usize {
+        let is_lost = |at: &usize| {
             // SAFETY: so many vectors are there, and they and all else lead to live buffers.
             unsafe {
-                header.msg_iov = message.msg_iov.add(at);
-                libc::sendmsg(socket.as_raw_fd(), &raw const header, 0);
+                header.msg_iov = message.msg_iov.add(*at);
+                libc::sendmsg(socket.as_raw_fd(), &raw const header, NOW) < 0
             }
-        }
+        };
+        (0..message.msg_iovlen as usize).filter(is_lost).count()
     }
+}
+
+/// Whether the kernel has no room at the moment.
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOBUFS))
 }
 
 /// Takes from replies to one client, the longest first, those that can leave as one message: all
@@ -402,7 +416,7 @@ pub fn send_one(socket: BorrowedFd<'_>, origin: &Origin, reply: &[u8]) -> io::Re
     let mut vectors = [libc::iovec { iov_base, iov_len }];
     fill(&mut header, &mut origin, &mut vectors, iov_len);
     // SAFETY: the pointers in the header lead to live buffers, which the kernel only reads.
-    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const header, libc::MSG_DONTWAIT) };
+    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const header, NOW) };
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
@@ -426,6 +440,7 @@ mod tests {
     use super::*;
     use std::net::UdpSocket;
     use std::os::fd::AsFd;
+    use std::os::unix::net::UnixDatagram;
     use std::time::Duration;
 
     /// All addresses, one for clients, and two for them to ask.
@@ -455,7 +470,7 @@ mod tests {
                 reply[..length].copy_from_slice(query);
                 batch.reply(slot, length);
             }
-            batch.send(server.as_fd()).unwrap();
+            assert_eq!(batch.send(server.as_fd()), 0, "nothing is lost");
             left -= count;
         }
     }
@@ -525,5 +540,20 @@ mod tests {
                 assert_eq!(batch.segments, segments, "{name}: loopback takes segments");
             }
         }
+    }
+
+    /// A socket within the machine stands for a link that is slower than we are: it has no room when
+    /// nobody reads.
+    #[test]
+    fn a_full_socket_holds_nobody_up() {
+        let (server, client) = UnixDatagram::pair().unwrap();
+        assert!((0..4).all(|_| client.send(&[7; 40]).is_ok()));
+        let mut batch = Batch { segments: false, ..Batch::default() };
+        assert_eq!(batch.receive(server.as_fd()).unwrap(), 4);
+        (0..4).for_each(|slot| batch.reply(slot, 40));
+        assert_eq!(batch.send(server.as_fd()), 0);
+        // The same replies, over and over.
+        let lost: usize = (0..10_000).map(|_| batch.send(server.as_fd())).sum();
+        assert!(lost > 0, "and what does not fit is counted");
     }
 }

@@ -72,7 +72,11 @@ impl Worker {
         while !self.stop.load(Ordering::Relaxed) {
             let count = match batch.receive(self.socket.as_fd()) {
                 Ok(count) => count,
-                Err(error) if is_timeout(&error) => continue,
+                Err(error) if is_timeout(&error) => {
+                    // Whoever is not asked anything must not keep what is out of date in memory.
+                    (zone.latest(), setup.latest(), clients.latest());
+                    continue;
+                }
                 Err(error) => {
                     debug!(%error, "cannot receive");
                     std::thread::sleep(Duration::from_millis(1));

@@ -2,13 +2,19 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hickory_proto::op::{Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
 use roadstead_dns::agent::{Config, serve};
+use roadstead_dns::metrics::Metrics;
+use roadstead_dns::publish::Published;
+use roadstead_dns::resolve::Resolver;
 use roadstead_dns::server::Server;
+use roadstead_dns::setup::Setup;
 use roadstead_testkit::cluster::FakeCluster;
+use roadstead_zone::zone::{Keeper, Settings};
 use serde_json::{Value, json};
 use tokio::task::{self, JoinHandle};
 use tokio_util::sync::CancellationToken;
@@ -188,4 +194,27 @@ async fn pairs_of_questions_do_not_favour_an_endpoint() {
     assert!((400..600).contains(&first), "{first} of 1000");
     running.stop.cancel();
     running.task.await.unwrap().unwrap();
+}
+
+/// What is out of date is forgotten even if nobody asks anything.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_server_keeps_only_the_newest_zone() {
+    let settings = Settings::new(&roadstead_zone::name::Name::parse("cluster.local").unwrap());
+    let zone = Published::new(Keeper::new(settings.clone(), 1).snapshot());
+    let setup = Published::new(Arc::new(Setup::standard(None)));
+    let server = Server::bind_with(&["127.0.0.1:0".parse().unwrap()], 2).unwrap();
+    let stop = CancellationToken::new();
+    let (resolver, token) = (Resolver::new(zone.clone(), setup), stop.clone());
+    let task =
+        tokio::spawn(async move { server.serve(resolver, &Metrics::default(), 0, token).await });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let old = Arc::downgrade(&zone.get());
+    zone.publish(Keeper::new(settings, 2).snapshot());
+    let began = Instant::now();
+    while old.upgrade().is_some() {
+        assert!(began.elapsed() < Duration::from_secs(10), "it is still there");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    stop.cancel();
+    task.await.unwrap().unwrap();
 }

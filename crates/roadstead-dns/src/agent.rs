@@ -142,6 +142,9 @@ pub enum DnsError {
         /// Why.
         source: io::Error,
     },
+    /// Something ended that should not.
+    #[error("cannot go on answering")]
+    Serving(#[source] io::Error),
     /// The configuration cannot be read.
     #[error("cannot read {path}")]
     File {
@@ -219,7 +222,7 @@ pub async fn serve(
     let serving = server.serve(resolver.clone(), &metrics, config.stranger_rate, over.clone());
     let leaving = leave(&config, &resolver, &stop, &over);
     tokio::select! {
-        result = serving => result.map_err(listen)?,
+        result = serving => result.map_err(DnsError::Serving)?,
         () = follower.run() => {}
         () = configuration => {}
         () = lease => {}

@@ -66,6 +66,9 @@ impl Server {
     }
 
     /// Answers until `stop`. `rate` is how many replies per second a network of strangers gets.
+    ///
+    /// A thread that ends by surprise ends the server, because the kernel would go on giving it its
+    /// share of the queries.
     pub async fn serve(
         self,
         resolver: Arc<Resolver>,
@@ -76,6 +79,7 @@ impl Server {
         metrics.register(resolver.counters.clone());
         let (late, queries) = mpsc::channel(MOST_LATE);
         let over = Over(Arc::new(AtomicBool::new(false)));
+        let gone = CancellationToken::new();
         let mut threads = Vec::new();
         for (at, socket) in self.udp.iter().flatten().enumerate() {
             let counters = Arc::new(Counters::default());
@@ -89,7 +93,11 @@ impl Server {
                 stop: over.0.clone(),
             };
             let thread = thread::Builder::new().name(format!("dns-{at}"));
-            threads.push(thread.spawn(move || worker.run())?);
+            let end = gone.clone().drop_guard();
+            threads.push(thread.spawn(move || {
+                let _end = end;
+                worker.run();
+            })?);
         }
         drop(late);
         let mut tasks = JoinSet::new();
@@ -98,7 +106,12 @@ impl Server {
             let listener = TcpListener::from_std(listener)?;
             tasks.spawn(tcp::serve(listener, resolver.clone(), stop.clone()));
         }
-        stop.cancelled().await;
+        let surprise = tokio::select! {
+            biased;
+            () = stop.cancelled() => None,
+            () = gone.cancelled() => Some("a thread for datagrams"),
+            _ = tasks.join_next() => Some("a task for streams or for questions to others"),
+        };
         drop(over);
         wake(self.udp.iter().flatten());
         let ended = tokio::task::spawn_blocking(move || {
@@ -107,7 +120,10 @@ impl Server {
         if !ended.await.unwrap_or(false) {
             error!("a thread for datagrams ended badly");
         }
-        Ok(())
+        match surprise {
+            None => Ok(()),
+            Some(what) => Err(io::Error::other(format!("{what} ended by surprise"))),
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hickory_proto::op::{Message, MessageType, OpCode, Query, ResponseCode};
+use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
 use roadstead_dns::agent::{Config, serve};
 use roadstead_dns::metrics::Metrics;
@@ -217,4 +217,27 @@ async fn an_idle_server_keeps_only_the_newest_zone() {
     }
     stop.cancel();
     task.await.unwrap().unwrap();
+}
+
+/// The kernel would go on giving its share of the queries to the socket of a thread that is gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_lost_a_thread_ends() {
+    let settings = Settings::new(&roadstead_zone::name::Name::parse("cluster.local").unwrap());
+    let zone = Published::new(Keeper::new(settings, 1).snapshot());
+    // No configuration can say so: replies may be longer than the buffer for them.
+    let setup = Setup { udp_size: 60_000, ..Setup::standard(None) };
+    let resolver = Resolver::new(zone, Published::new(Arc::new(setup)));
+    let server = Server::bind_with(&["127.0.0.1:0".parse().unwrap()], 2).unwrap();
+    let address = server.addresses().unwrap()[0];
+    let task = tokio::spawn(async move {
+        server.serve(resolver, &Metrics::default(), 0, CancellationToken::new()).await
+    });
+    let mut message = Message::from_vec(&query("a.cluster.local.", RecordType::A)).unwrap();
+    message.set_edns(Edns::new()).edns.as_mut().unwrap().set_max_payload(60_000);
+    let query = message.to_vec().unwrap();
+    let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+    client.send_to(&query, address).unwrap();
+    let ended = tokio::time::timeout(Duration::from_secs(10), task).await;
+    let error = ended.expect("it ends").unwrap().unwrap_err();
+    assert_eq!(error.to_string(), "a thread for datagrams ended by surprise");
 }

@@ -74,7 +74,9 @@ impl Worker {
                 Ok(count) => count,
                 Err(error) if is_timeout(&error) => {
                     // Whoever is not asked anything must not keep what is out of date in memory.
-                    (zone.latest(), setup.latest(), clients.latest());
+                    zone.latest();
+                    setup.latest();
+                    clients.latest();
                     continue;
                 }
                 Err(error) => {

@@ -1,8 +1,8 @@
 //! Asks other servers about names that are not ours.
 //!
 //! The quickest server that works is asked first. If it is slower than it usually is, the next one
-//! is asked as well, and the first good reply counts. Identifiers and ports are random, so that
-//! nobody can answer in the place of the server we asked.
+//! is asked as well, and the first good reply counts. Those that say nothing are asked again.
+//! Identifiers and ports are random, so that nobody can answer in the place of the server we asked.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -19,8 +19,11 @@ use tokio::sync::Semaphore;
 use tokio::time;
 use tracing::{debug, info, warn};
 
+use self::rounds::Rounds;
 use crate::cache::Key;
 use crate::message::{CLASS_INTERNET, HEADER_LENGTH, Query, TYPE_OPT, records};
+
+mod rounds;
 
 /// The size of reply we take over UDP.
 const OUR_SIZE: u16 = 1232;
@@ -48,7 +51,7 @@ pub enum Policy {
 pub struct Options {
     /// Who is asked first.
     pub policy: Policy,
-    /// How long one server may take.
+    /// How long one server may take. All together get two and a half times as long.
     pub timeout: Duration,
     /// After how many failures in a row a server is left alone; 0 is never.
     pub max_fails: u32,
@@ -143,46 +146,45 @@ impl Upstreams {
         }
     }
 
-    /// Asks one of the servers, and then others if need be.
+    /// Asks one of the servers, and then others if need be, or the same again.
     pub async fn ask(&self, key: &Key) -> Result<Vec<u8>, Failure> {
         let _room = self.room.try_acquire().map_err(|_| Failure::Busy)?;
         let order = self.order()?;
         let query = query(key, self.random());
+        let mut rounds = Rounds::new(order.len());
         let mut waiting = FuturesUnordered::new();
-        // The first is asked at once.
-        let mut next = order.into_iter();
-        let mut names = Vec::new();
         let mut best: Option<Vec<u8>> = None;
-        let mut hedge = Duration::ZERO;
-        loop {
+        // The first is asked at once.
+        let mut next = time::Instant::now();
+        let over = next + self.options.timeout * 5 / 2;
+        while !waiting.is_empty() || rounds.go_on() {
             tokio::select! {
                 biased;
-                Some(result) = waiting.next() => {
-                    let result: Result<Vec<u8>, ()> = result;
+                Some((server, result)) = waiting.next() => {
+                    let result: io::Result<Vec<u8>> = result;
                     match result {
                         Ok(reply) if !is_failure(&reply) => return Ok(reply),
-                        Ok(reply) => best = Some(reply),
-                        Err(()) => {}
+                        Ok(reply) => {
+                            rounds.answered(server);
+                            best = Some(reply);
+                        }
+                        Err(error) if error.kind() == io::ErrorKind::TimedOut => {}
+                        Err(_) => rounds.failed(server),
                     }
-                    if waiting.is_empty() && next.as_slice().is_empty() {
-                        return best.ok_or_else(|| Failure::Silent(names.join(", ")));
-                    }
-                    if let Some(server) = next.next() {
-                        hedge = server.patience();
-                        names.push(server.address.to_string());
-                        waiting.push(self.exchange(server, &query));
-                    }
-                }
-                () = time::sleep(hedge), if !next.as_slice().is_empty() => {
-                    if let Some(server) = next.next() {
-                        hedge = server.patience();
-                        names.push(server.address.to_string());
-                        waiting.push(self.exchange(server, &query));
+                    if rounds.is_first() || waiting.is_empty() {
+                        next = time::Instant::now();
                     }
                 }
-                else => return best.ok_or_else(|| Failure::Silent(names.join(", "))),
+                () = time::sleep_until(next), if rounds.go_on() => {
+                    let Some(server) = rounds.take() else { continue };
+                    waiting.push(self.exchange((server, &order[server]), &query));
+                    next = time::Instant::now() + rounds.pause(order[server].patience());
+                }
+                () = time::sleep_until(over) => break,
             }
         }
+        let names = || order.iter().map(|server| server.address.to_string()).collect::<Vec<_>>();
+        best.ok_or_else(|| Failure::Silent(names().join(", ")))
     }
 
     /// Whom to ask, in this order. Servers that are down come last, in case all are.
@@ -219,14 +221,16 @@ impl Upstreams {
         u16::from_be_bytes([hash.to_be_bytes()[0], hash.to_be_bytes()[1]])
     }
 
-    async fn exchange(&self, server: Arc<Server>, query: &[u8]) -> Result<Vec<u8>, ()> {
+    /// Asks one server, and remembers how that went. Its number is returned with the result.
+    async fn exchange(
+        &self,
+        (number, server): (usize, &Arc<Server>),
+        query: &[u8],
+    ) -> (usize, io::Result<Vec<u8>>) {
         let began = Instant::now();
         let result = server.exchange(query, &self.options).await;
-        match result {
-            Ok(reply) => {
-                server.succeeded(began.elapsed());
-                Ok(reply)
-            }
+        match &result {
+            Ok(_) => server.succeeded(began.elapsed()),
             Err(error) => {
                 debug!(server = %server.address, %error, "no answer from upstream");
                 let failures = server.failures.fetch_add(1, Ordering::Relaxed) + 1;
@@ -234,9 +238,9 @@ impl Upstreams {
                     warn!(server = %server.address, %error, "upstream is down");
                     server.probe(self.options.clone());
                 }
-                Err(())
             }
         }
+        (number, result)
     }
 }
 

@@ -22,7 +22,7 @@ use serde_json::json;
 use tokio::task;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use upstream::{Upstream, cuts, denies, dies, fails, lies, silent, slow, works};
+use upstream::{Upstream, cuts, denies, dies, fails, lies, misses, silent, slow, works};
 
 /// A server with a small cluster behind it.
 struct Running {
@@ -94,11 +94,12 @@ const OUTSIDE: &str = "example.org.";
 #[tokio::test(flavor = "multi_thread")]
 async fn whatever_other_servers_do() {
     use ResponseCode::{NXDomain, NoError, ServFail};
-    let cases: [(&str, &[upstream::Behaviour], ResponseCode, &str); 8] = [
+    let cases: [(&str, &[upstream::Behaviour], ResponseCode, &str); 9] = [
         ("it works", &[works], NoError, "192.0.2.1"),
         ("there is no such name", &[denies], NXDomain, ""),
         ("the first is silent", &[silent, works], NoError, "192.0.2.1"),
         ("the first fails", &[fails, works], NoError, "192.0.2.1"),
+        ("a query is lost", &[misses], NoError, "192.0.2.1"),
         ("all fail", &[fails, fails], ServFail, ""),
         ("all are silent", &[silent, silent], ServFail, ""),
         ("impostors are quicker", &[lies], NoError, "192.0.2.1"),

@@ -109,6 +109,11 @@ pub fn slow(query: &Message, _: usize) -> Vec<Vec<u8>> {
     vec![answer(query, &["192.0.2.1"], 60)]
 }
 
+/// Silent once, as if the query had been lost.
+pub fn misses(query: &Message, number: usize) -> Vec<Vec<u8>> {
+    if number == 0 { Vec::new() } else { works(query, number) }
+}
+
 /// Right once, for a second; then silent.
 pub fn dies(query: &Message, number: usize) -> Vec<Vec<u8>> {
     if number == 0 { vec![answer(query, &["192.0.2.1"], 1)] } else { Vec::new() }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use roadstead_dns::cache::Cache;
+use roadstead_dns::limit::Limits;
 use roadstead_dns::metrics::Metrics;
 use roadstead_dns::publish::Published;
 use roadstead_dns::resolve::Resolver;
@@ -128,6 +129,7 @@ fn serve(keeper: &Keeper, address: SocketAddr) {
     let resolver = Resolver::new(Published::new(keeper.snapshot()), setup);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let metrics = Metrics::default();
-    let serving = server.serve(resolver, &metrics, 0, CancellationToken::new());
+    let limits = Limits::default();
+    let serving = server.serve(resolver, &metrics, &limits, CancellationToken::new());
     runtime.expect("a runtime").block_on(serving).expect("it serves");
 }

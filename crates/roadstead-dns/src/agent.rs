@@ -22,6 +22,7 @@ use crate::clients::{self, Node};
 use crate::corefile::{self, Corefile, CorefileError};
 use crate::files::Files;
 use crate::follow::{Follower, Wanted, config_map, seconds_since_1970};
+use crate::limit::{Limits, USUAL_RATE};
 use crate::metrics::{Metrics, State};
 use crate::programmed;
 use crate::publish::Published;
@@ -51,8 +52,8 @@ pub struct Config {
     pub corefile: Option<Source>,
     /// Whether to answer as CoreDNS does where that differs from the RFCs.
     pub coredns_compat: bool,
-    /// How many replies per second a network of strangers gets over UDP; 0 is without limit.
-    pub stranger_rate: u32,
+    /// What strangers get over UDP, and who is none.
+    pub limits: Limits,
     /// The name of the Lease in kube-system that says which revision is being answered from.
     pub lease: Option<String>,
     /// Where to say that the server lives, that it is ready, and what it counted.
@@ -103,7 +104,7 @@ impl Default for Config {
             addresses: Vec::new(),
             corefile: None,
             coredns_compat: false,
-            stranger_rate: 100,
+            limits: Limits { rate: USUAL_RATE, friends: Vec::new() },
             lease: None,
             pages: Pages::default(),
             zonal: false,
@@ -219,7 +220,7 @@ pub async fn serve(
     let searches = follow_clients(&client, &config, &resolver);
     let configuration = follow_configuration(&client, &config, &sender, &resolver);
     let over = CancellationToken::new();
-    let serving = server.serve(resolver.clone(), &metrics, config.stranger_rate, over.clone());
+    let serving = server.serve(resolver.clone(), &metrics, &config.limits, over.clone());
     let leaving = leave(&config, &resolver, &stop, &over);
     tokio::select! {
         result = serving => result.map_err(DnsError::Serving)?,

@@ -62,6 +62,11 @@ impl Clients {
         self.by_address.get(&address).map(|(_, asker)| asker.as_ref())
     }
 
+    /// Whether that is one of them.
+    pub fn knows(&self, address: IpAddr) -> bool {
+        self.by_address.contains_key(&address)
+    }
+
     pub(crate) fn count(&self) {
         self.completed.fetch_add(1, Ordering::Relaxed);
     }

@@ -1,15 +1,19 @@
 //! How many replies strangers get, so that nobody can use us to flood a third party.
 //!
-//! Whoever is on a network of private addresses is no stranger: that is where pods and nodes are.
-//! The others share a budget per network. Beyond it most queries get nothing, and some get a reply
-//! that is no longer than the query and says to come back over TCP, where addresses cannot be
-//! forged.
+//! Whoever is on a network of private addresses is no stranger, for that is where most pods and
+//! nodes are; nor is whoever the cluster knows, or the operator. The others share a budget per
+//! network. Beyond it most queries get nothing, and some get a reply that is no longer than the
+//! query and says to come back over TCP, where addresses cannot be forged.
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::time::Instant;
 
+use ipnet::IpNet;
+
 const BUCKETS: usize = 4096;
+/// How many replies per second strangers get unless the operator says otherwise.
+pub const USUAL_RATE: u32 = 100;
 
 /// What to do with a stranger's query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,11 +26,19 @@ pub enum Verdict {
     Drop,
 }
 
+/// What strangers get, and who is none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Replies per second for each network of strangers; 0 is without limit.
+    pub rate: u32,
+    /// Public networks of our own.
+    pub friends: Vec<IpNet>,
+}
+
 /// The budgets as one thread sees them.
 #[derive(Debug)]
 pub struct Limiter {
-    /// Replies per second and network; 0 is without limit.
-    rate: u32,
+    limits: Limits,
     hasher: RandomState,
     buckets: Box<[Bucket]>,
 }
@@ -41,15 +53,16 @@ struct Bucket {
 }
 
 impl Limiter {
-    /// So many replies per second for each network of strangers.
-    pub fn new(rate: u32) -> Self {
+    /// Full budgets for all.
+    pub fn new(limits: Limits) -> Self {
         let bucket = Bucket { network: 0, tokens: 0, since: Instant::now(), refused: 0 };
-        Self { rate, hasher: RandomState::new(), buckets: vec![bucket; BUCKETS].into() }
+        Self { limits, hasher: RandomState::new(), buckets: vec![bucket; BUCKETS].into() }
     }
 
-    /// Decides about one query.
-    pub fn check(&mut self, peer: IpAddr) -> Verdict {
-        if self.rate == 0 || !is_stranger(peer) {
+    /// Decides about one query. Whether the cluster knows the address is only asked about those who
+    /// would be strangers.
+    pub fn check(&mut self, peer: IpAddr, known: impl FnOnce() -> bool) -> Verdict {
+        if self.limits.rate == 0 || !self.is_stranger(peer) || known() {
             return Verdict::Answer;
         }
         self.check_at(peer, Instant::now())
@@ -59,12 +72,13 @@ impl Limiter {
         let network = self.hasher.hash_one(network(peer));
         let slot = usize::try_from(network % BUCKETS as u64).unwrap_or(0);
         let bucket = &mut self.buckets[slot];
-        let full = u64::from(self.rate) * 1000;
+        let full = u64::from(self.limits.rate) * 1000;
         if bucket.network != network {
             *bucket = Bucket { network, tokens: full, since: now, refused: 0 };
         }
         let elapsed = now.saturating_duration_since(bucket.since).as_millis();
-        let earned = u64::try_from(elapsed).unwrap_or(u64::MAX).saturating_mul(self.rate.into());
+        let earned =
+            u64::try_from(elapsed).unwrap_or(u64::MAX).saturating_mul(self.limits.rate.into());
         if earned > 0 {
             bucket.tokens = bucket.tokens.saturating_add(earned).min(full);
             bucket.since = now;
@@ -76,6 +90,10 @@ impl Limiter {
         bucket.refused = bucket.refused.wrapping_add(1);
         if bucket.refused.is_multiple_of(4) { Verdict::Truncate } else { Verdict::Drop }
     }
+
+    fn is_stranger(&self, peer: IpAddr) -> bool {
+        is_public(peer) && !self.limits.friends.iter().any(|network| network.contains(&peer))
+    }
 }
 
 /// Forged addresses come by the network.
@@ -86,7 +104,7 @@ fn network(peer: IpAddr) -> u64 {
     }
 }
 
-fn is_stranger(peer: IpAddr) -> bool {
+fn is_public(peer: IpAddr) -> bool {
     match peer {
         IpAddr::V4(address) => {
             let [first, second, ..] = address.octets();
@@ -104,8 +122,14 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
+    fn limiter(rate: u32) -> Limiter {
+        let friends = vec!["203.0.113.0/25".parse().unwrap(), "2001:db8:1::/48".parse().unwrap()];
+        Limiter::new(Limits { rate, friends })
+    }
+
     #[test]
     fn strangers() {
+        let limiter = limiter(1);
         for (address, stranger) in [
             ("10.1.2.3", false),
             ("127.0.0.1", false),
@@ -114,14 +138,17 @@ mod tests {
             ("fd00::1", false),
             ("198.51.100.7", true),
             ("2001:db8::1", true),
+            ("203.0.113.127", false),
+            ("203.0.113.128", true),
+            ("2001:db8:1::1", false),
         ] {
-            assert_eq!(is_stranger(address.parse().unwrap()), stranger, "{address}");
+            assert_eq!(limiter.is_stranger(address.parse().unwrap()), stranger, "{address}");
         }
     }
 
     #[test]
     fn a_network_has_a_budget() {
-        let mut limiter = Limiter::new(10);
+        let mut limiter = limiter(10);
         let start = Instant::now();
         let mut count = |last: u8, after: u64| {
             let now = start + Duration::from_secs(after);
@@ -134,6 +161,8 @@ mod tests {
         assert_eq!(count(2, 0).0, 0, "neighbours share");
         assert_eq!(count(3, 1).0, 10, "a second later");
         let peer = IpAddr::from([10, 0, 0, 1]);
-        assert!((0..100).all(|_| limiter.check(peer) == Verdict::Answer), "no stranger");
+        assert!((0..100).all(|_| limiter.check(peer, || false) == Verdict::Answer), "no stranger");
+        let peer = IpAddr::from([198, 51, 100, 1]);
+        assert!((0..100).all(|_| limiter.check(peer, || true) == Verdict::Answer), "a known one");
     }
 }

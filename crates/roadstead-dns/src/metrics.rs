@@ -215,7 +215,9 @@ fn others(page: &mut String, threads: &[Arc<Counters>]) {
             &one.misses
         }),
         ("coredns_forward_failures_total", "Questions that nobody answered.", |one| &one.failures),
-        ("roadstead_dns_dropped_total", "Queries or replies without room for them.", |one| &one.dropped),
+        ("roadstead_dns_dropped_total", "Queries or replies without room for them.", |one| {
+            &one.dropped
+        }),
         ("roadstead_dns_limited_total", "Replies that strangers did not get.", |one| &one.limited),
     ];
     for (name, help, pick) in simple {

@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::error;
 
-use crate::limit::Limiter;
+use crate::limit::{Limiter, Limits};
 use crate::metrics::{Counters, Metrics};
 use crate::resolve::Resolver;
 use crate::tcp;
@@ -65,7 +65,7 @@ impl Server {
         self.udp.iter().filter_map(|all| all.first()).map(|one| one.local_addr()).collect()
     }
 
-    /// Answers until `stop`. `rate` is how many replies per second a network of strangers gets.
+    /// Answers until `stop`.
     ///
     /// A thread that ends by surprise ends the server, because the kernel would go on giving it its
     /// share of the queries.
@@ -73,7 +73,7 @@ impl Server {
         self,
         resolver: Arc<Resolver>,
         metrics: &Metrics,
-        rate: u32,
+        limits: &Limits,
         stop: CancellationToken,
     ) -> io::Result<()> {
         metrics.register(resolver.counters.clone());
@@ -89,7 +89,7 @@ impl Server {
                 resolver: resolver.clone(),
                 late: late.clone(),
                 counters,
-                limiter: Limiter::new(rate),
+                limiter: Limiter::new(limits.clone()),
                 stop: over.0.clone(),
             };
             let thread = thread::Builder::new().name(format!("dns-{at}"));

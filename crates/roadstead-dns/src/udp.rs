@@ -105,7 +105,8 @@ impl Worker {
     ) {
         let (query, origin, reply) = batch.slot(slot);
         let Some(peer) = origin.peer() else { return };
-        let verdict = self.limiter.check(peer.ip());
+        let known = || zone.latest().has_endpoint(peer.ip()) || clients.latest().knows(peer.ip());
+        let verdict = self.limiter.check(peer.ip(), known);
         if verdict != Verdict::Answer {
             self.counters.limited();
             if verdict == Verdict::Truncate && query.len() >= HEADER_LENGTH && query[2] & 0x80 == 0

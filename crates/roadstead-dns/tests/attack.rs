@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use roadstead_dns::limit::Limits;
 use roadstead_dns::metrics::Metrics;
 use roadstead_dns::publish::Published;
 use roadstead_dns::resolve::Resolver;
@@ -197,8 +198,9 @@ async fn latency_under_attack() {
     let resolver = Resolver::new(Published::new(keeper.snapshot()), setup);
     let stop = CancellationToken::new();
     let token = stop.clone();
-    let serving =
-        tokio::spawn(async move { server.serve(resolver, &Metrics::default(), 0, token).await });
+    let serving = tokio::spawn(async move {
+        server.serve(resolver, &Metrics::default(), &Limits::default(), token).await
+    });
 
     let attacks: [(&str, Begin); 4] = [
         ("malformed packets", |server| flood(server, malformed)),

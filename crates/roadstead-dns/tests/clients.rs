@@ -9,6 +9,7 @@ use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::rr::rdata::{A, SOA};
 use hickory_proto::rr::{Name as HickoryName, RData, Record, RecordType};
 use roadstead_dns::clients::Clients;
+use roadstead_dns::limit::Limits;
 use roadstead_dns::metrics::{Metrics, State};
 use roadstead_dns::publish::Published;
 use roadstead_dns::resolve::Resolver;
@@ -67,7 +68,7 @@ fn clients_of_others() {
         let (serving, counting) = (resolver.clone(), metrics.clone());
         let served = runtime.spawn(async move {
             let server = Server::bind_with(&["0.0.0.0:53".parse().unwrap()], 1).unwrap();
-            server.serve(serving, &counting, 0, token).await
+            server.serve(serving, &counting, &Limits::default(), token).await
         });
         std::thread::sleep(Duration::from_millis(300));
         dig();

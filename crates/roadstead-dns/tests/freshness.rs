@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use roadstead_dns::agent::{Config, serve};
+use roadstead_dns::limit::Limits;
 use roadstead_dns::metrics::Metrics;
 use roadstead_dns::publish::Published;
 use roadstead_dns::resolve::Resolver;
@@ -71,8 +72,9 @@ async fn no_answer_is_older_than_its_question() {
     let resolver = Resolver::new(zone.clone(), setup);
     let stop = CancellationToken::new();
     let token = stop.clone();
-    let serving =
-        tokio::spawn(async move { server.serve(resolver, &Metrics::default(), 0, token).await });
+    let serving = tokio::spawn(async move {
+        server.serve(resolver, &Metrics::default(), &Limits::default(), token).await
+    });
 
     let (published, over) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
     let asked = Arc::new(AtomicU64::new(0));

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use roadstead_dns::cache::Key;
+use roadstead_dns::limit::Limits;
 use roadstead_dns::metrics::Metrics;
 use roadstead_dns::publish::Published;
 use roadstead_dns::resolve::Resolver;
@@ -33,6 +34,7 @@ struct Running {
 }
 
 fn serve(listen: &str, rate: u32) -> Running {
+    let limits = Limits { rate, friends: Vec::new() };
     let mut keeper = Keeper::new(Settings::new(&Name::parse("cluster.local").unwrap()), 1);
     for (name, addresses) in [("web", json!(["10.96.0.1"])), ("big", json!(["None"]))] {
         let object = json!({"metadata": {"namespace": "prod", "name": name},
@@ -53,7 +55,7 @@ fn serve(listen: &str, rate: u32) -> Running {
     let resolver = Resolver::new(Published::new(keeper.snapshot()), setup);
     let token = stop.clone();
     runtime.spawn(async move {
-        server.serve(resolver, &Metrics::default(), rate, token).await.unwrap();
+        server.serve(resolver, &Metrics::default(), &limits, token).await.unwrap();
     });
     Running { address, _stop: stop.drop_guard(), _runtime: runtime }
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
 use roadstead_dns::agent::{Config, serve};
+use roadstead_dns::limit::Limits;
 use roadstead_dns::metrics::Metrics;
 use roadstead_dns::publish::Published;
 use roadstead_dns::resolve::Resolver;
@@ -205,8 +206,9 @@ async fn an_idle_server_keeps_only_the_newest_zone() {
     let server = Server::bind_with(&["127.0.0.1:0".parse().unwrap()], 2).unwrap();
     let stop = CancellationToken::new();
     let (resolver, token) = (Resolver::new(zone.clone(), setup), stop.clone());
-    let task =
-        tokio::spawn(async move { server.serve(resolver, &Metrics::default(), 0, token).await });
+    let task = tokio::spawn(async move {
+        server.serve(resolver, &Metrics::default(), &Limits::default(), token).await
+    });
     tokio::time::sleep(Duration::from_millis(100)).await;
     let old = Arc::downgrade(&zone.get());
     zone.publish(Keeper::new(settings, 2).snapshot());
@@ -230,7 +232,9 @@ async fn a_server_that_lost_a_thread_ends() {
     let server = Server::bind_with(&["127.0.0.1:0".parse().unwrap()], 2).unwrap();
     let address = server.addresses().unwrap()[0];
     let task = tokio::spawn(async move {
-        server.serve(resolver, &Metrics::default(), 0, CancellationToken::new()).await
+        server
+            .serve(resolver, &Metrics::default(), &Limits::default(), CancellationToken::new())
+            .await
     });
     let mut message = Message::from_vec(&query("a.cluster.local.", RecordType::A)).unwrap();
     message.set_edns(Edns::new()).edns.as_mut().unwrap().set_max_payload(60_000);

@@ -244,6 +244,11 @@ impl Zone {
         self.resolve(self.endpoint_ips.get(self.hash(&address)))
     }
 
+    /// Whether an endpoint of any Service has that address.
+    pub fn has_endpoint(&self, address: IpAddr) -> bool {
+        self.with_endpoint(address).next().is_some()
+    }
+
     /// The Services of that name, in wire form, whatever their namespace.
     pub(crate) fn named<'a>(&'a self, label: &'a [u8]) -> impl Iterator<Item = &'a Entry> {
         self.resolve(self.by_name.get(self.hash(label)))

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::{Parser, Subcommand};
+use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Namespace, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::ListParams;
@@ -14,6 +15,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, ResourceExt};
 use roadstead_dns::agent::{Config, Pages, Source};
 use roadstead_dns::clients::Node;
+use roadstead_dns::limit::{Limits, USUAL_RATE};
 use roadstead_zone::answer::{Answer, End, RecordType};
 use roadstead_zone::entry::{V4_RECORD, V6_RECORD};
 use roadstead_zone::name::Name;
@@ -53,8 +55,12 @@ pub struct Args {
     #[arg(long)]
     zonal: bool,
     /// How many replies per second a network of strangers gets over UDP; 0 is without limit.
-    #[arg(long, value_name = "NUMBER", default_value_t = 100)]
+    #[arg(long, value_name = "NUMBER", default_value_t = USUAL_RATE)]
     stranger_rate: u32,
+    /// Public networks that are no strangers: those of nodes, pods and other clients of your own. An
+    /// endpoint of a Service is never one, nor is anybody with a private address.
+    #[arg(long, value_name = "CIDR,...", value_delimiter = ',')]
+    friends: Vec<IpNet>,
     /// Where to answer GET /health [default: port 8080, or the Corefile's].
     #[arg(long, value_name = "ADDRESS:PORT")]
     health: Option<SocketAddr>,
@@ -160,7 +166,7 @@ async fn serve(client: Client, args: Args) -> anyhow::Result<()> {
         upstreams: args.upstream.clone(),
         addresses: args.cluster_ip.clone(),
         coredns_compat: args.coredns_compat,
-        stranger_rate: args.stranger_rate,
+        limits: Limits { rate: args.stranger_rate, friends: args.friends.clone() },
         lease: Some(lease).filter(|name| !name.is_empty()),
         pages: Pages {
             health: page(args.health, 8080),

@@ -11,6 +11,7 @@ use ipnet::Ipv4Net;
 use jiff::Timestamp;
 use kube::Client;
 use roadstead_dns::agent::{Pages, Source};
+use roadstead_dns::limit::{Limits, USUAL_RATE};
 use roadstead_forwarding::surroundings::{DetectLocal, Surroundings};
 use roadstead_plan::alloc;
 use roadstead_proxy::drop_in;
@@ -254,6 +255,7 @@ fn start_dns(
         corefile: Some(Source::ConfigMap("kube-system".into(), "coredns".into())),
         lease: Some(format!("roadstead-dns-{}", plan.node_name)),
         pages: plan.dns_pages(),
+        limits: Limits { rate: USUAL_RATE, friends: vec![plan.pod_cidr.into()] },
         complete_searches_of: plan.args.search_completion.then(|| plan.dns_clients()),
         ..Default::default()
     };

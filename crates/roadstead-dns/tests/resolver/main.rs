@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
 use roadstead_dns::corefile;
+use roadstead_dns::limit::Limits;
 use roadstead_dns::metrics::Metrics;
 use roadstead_dns::publish::Published;
 use roadstead_dns::resolve::Resolver;
@@ -50,9 +51,9 @@ fn run(setup: Setup) -> Running {
     let resolver = Resolver::new(zone, setup);
     let stop = CancellationToken::new();
     let (serving, token) = (resolver.clone(), stop.clone());
-    tokio::spawn(
-        async move { server.serve(serving, &Metrics::default(), 0, token).await.unwrap() },
-    );
+    tokio::spawn(async move {
+        server.serve(serving, &Metrics::default(), &Limits::default(), token).await.unwrap()
+    });
     Running { address, resolver, _stop: stop.drop_guard() }
 }
 

@@ -481,3 +481,13 @@ fn compat(settings: &mut Settings) {
 fn listed(name: &str) -> Namespaces {
     Namespaces::Listed([name.to_owned()].into())
 }
+
+#[test]
+fn whose_address_it_is() {
+    let mut keeper = Keeper::new(Settings::new(&Name::parse("cluster.local").unwrap()), 1);
+    keeper.observe_service(&service("db", &["None"], &[]));
+    keeper.observe_slice(&slice("db", "db-1", "198.51.100.7 !198.51.100.8"));
+    for (address, known) in [("198.51.100.7", true), ("198.51.100.9", false)] {
+        assert_eq!(keeper.zone().has_endpoint(address.parse().unwrap()), known, "{address}");
+    }
+}

@@ -12,7 +12,6 @@ use roadstead_api::resolv::ClusterDns;
 use roadstead_watch::status::{self, Page};
 use roadstead_zone::name::Name;
 use roadstead_zone::zone::{Keeper, Lifetimes, Settings};
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time;
 use tokio_util::sync::CancellationToken;
@@ -27,7 +26,7 @@ use crate::metrics::{Metrics, State};
 use crate::programmed;
 use crate::publish::Published;
 use crate::resolve::Resolver;
-use crate::server::Server;
+use crate::server::{Server, everywhere, listen_for_pages};
 use crate::setup::Setup;
 use crate::upstream::{Options, Upstreams};
 
@@ -255,15 +254,14 @@ async fn leave(
 
 /// Where the configuration wants to be served, if nothing else is said.
 pub fn places(config: &Config) -> Result<Vec<SocketAddr>, DnsError> {
-    let everywhere = IpAddr::from([0, 0, 0, 0]);
     let Some(Source::File(path)) = &config.corefile else {
-        return Ok(vec![(everywhere, 53).into()]);
+        return Ok(everywhere(53).into());
     };
     let failed = |source| DnsError::File { path: path.clone(), source };
     let text = std::fs::read_to_string(path).map_err(failed)?;
     let Corefile { port, mut bind, .. } = read(&text, config, &files_of(config))?;
     if bind.is_empty() {
-        bind.push(everywhere);
+        return Ok(everywhere(port).into());
     }
     bind.sort_unstable();
     bind.dedup();
@@ -438,7 +436,7 @@ impl Shown {
         places.dedup();
         let mut servers = Vec::new();
         for place in places {
-            let listener = TcpListener::bind(place).await?;
+            let listener = listen_for_pages(place)?;
             let (shown, programmed) = (shown.clone(), programmed.clone());
             servers.push(status::serve(listener, move |path| {
                 let Programmed { ready, revision } = *programmed.borrow();

@@ -1,7 +1,7 @@
 //! The sockets of the server: threads for datagrams, tasks for streams.
 
 use std::io;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,7 +46,10 @@ impl Server {
     pub fn bind_with(listen: &[SocketAddr], threads: usize) -> io::Result<Self> {
         let mut server = Self { udp: Vec::new(), tcp: Vec::new() };
         for address in listen {
-            let (first, tcp) = pair(*address)?;
+            let (first, tcp) = match pair(*address) {
+                Err(error) if is_dispensable(*address, listen, &error) => continue,
+                bound => bound?,
+            };
             let address = first.local_addr()?;
             let mut sockets = vec![Arc::new(first)];
             for _ in 1..threads.max(1) {
@@ -127,6 +130,40 @@ impl Server {
     }
 }
 
+/// A port of all addresses, of both families.
+pub fn everywhere(port: u16) -> [SocketAddr; 2] {
+    [(Ipv4Addr::UNSPECIFIED, port).into(), (Ipv6Addr::UNSPECIFIED, port).into()]
+}
+
+/// A page's port of all addresses is written as the newer family's; it serves both, or the older one
+/// on a machine that has no other.
+pub(crate) fn listen_for_pages(place: SocketAddr) -> io::Result<TcpListener> {
+    let bind = |place: SocketAddr| {
+        let socket = Socket::new(Domain::for_address(place), Type::STREAM, Some(Protocol::TCP))?;
+        if place.is_ipv6() {
+            socket.set_only_v6(false)?;
+        }
+        socket.set_reuse_address(true)?;
+        socket.set_nonblocking(true)?;
+        socket.bind(&place.into())?;
+        socket.listen(128)?;
+        TcpListener::from_std(socket.into())
+    };
+    let [v4, _] = everywhere(place.port());
+    match bind(place) {
+        Err(error) if is_dispensable(place, &[v4], &error) => bind(v4),
+        bound => bound,
+    }
+}
+
+/// Whether we can do without an address: all those of a family that the machine does not have, if
+/// there is another to listen on.
+fn is_dispensable(address: SocketAddr, all: &[SocketAddr], error: &io::Error) -> bool {
+    let missing = matches!(error.raw_os_error(), Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL));
+    let everything = address.is_ipv6() && address.ip().is_unspecified();
+    missing && everything && all.iter().any(SocketAddr::is_ipv4)
+}
+
 /// Ends the threads, even if nobody waits for the server any more.
 struct Over(Arc<AtomicBool>);
 
@@ -183,4 +220,40 @@ fn bind(address: SocketAddr, kind: Type, protocol: Protocol) -> io::Result<Socke
     }
     socket.bind(&address.into())?;
     Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_family_that_the_machine_does_not_have() {
+        let no_family = || io::Error::from_raw_os_error(libc::EAFNOSUPPORT);
+        let in_use = || io::Error::from_raw_os_error(libc::EADDRINUSE);
+        let cases = [
+            ("all addresses", "[::]:53", "0.0.0.0:53 [::]:53", no_family(), true),
+            ("nowhere else to listen", "[::]:53", "[::]:53", no_family(), false),
+            (
+                "an address that was wished for",
+                "[::1]:53",
+                "0.0.0.0:53 [::1]:53",
+                no_family(),
+                false,
+            ),
+            ("the port is taken", "[::]:53", "0.0.0.0:53 [::]:53", in_use(), false),
+        ];
+        for (name, address, all, error, want) in cases {
+            let all: Vec<_> = all.split(' ').map(|one| one.parse().unwrap()).collect();
+            assert_eq!(is_dispensable(address.parse().unwrap(), &all, &error), want, "{name}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_page_is_there_for_both_families() {
+        let listener = listen_for_pages("[::]:0".parse().unwrap()).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        for client in ["127.0.0.1", "::1"] {
+            assert!(tokio::net::TcpStream::connect((client, port)).await.is_ok(), "{client}");
+        }
+    }
 }

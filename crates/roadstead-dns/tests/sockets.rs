@@ -1,7 +1,7 @@
 //! The whole server on loopback: a pretended cluster behind it, real sockets in front.
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::net::{Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use roadstead_dns::limit::Limits;
 use roadstead_dns::metrics::Metrics;
 use roadstead_dns::publish::Published;
 use roadstead_dns::resolve::Resolver;
-use roadstead_dns::server::Server;
+use roadstead_dns::server::{Server, everywhere};
 use roadstead_dns::setup::Setup;
 use roadstead_testkit::cluster::FakeCluster;
 use roadstead_zone::zone::{Keeper, Settings};
@@ -48,7 +48,8 @@ fn query(name: &str, kind: RecordType) -> Vec<u8> {
 }
 
 fn over_udp(server: SocketAddr, query: &[u8]) -> Vec<u8> {
-    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let own = if server.is_ipv4() { "127.0.0.1:0" } else { "[::1]:0" };
+    let socket = UdpSocket::bind(own).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     socket.send_to(query, server).unwrap();
     let mut buffer = vec![0; 4096];
@@ -94,10 +95,19 @@ struct Running {
 }
 
 fn start(cluster: &FakeCluster, zone: &str, upstreams: Vec<SocketAddr>) -> Running {
+    start_on(cluster, &["127.0.0.1:0".parse().unwrap()], zone, upstreams)
+}
+
+fn start_on(
+    cluster: &FakeCluster,
+    listen: &[SocketAddr],
+    zone: &str,
+    upstreams: Vec<SocketAddr>,
+) -> Running {
     let config = Config { zone: zone.into(), upstreams, ..Config::default() };
     let published = config.published.subscribe();
-    let server = Server::bind(&["127.0.0.1:0".parse().unwrap()]).unwrap();
-    let address = server.addresses().unwrap()[0];
+    let server = Server::bind(listen).unwrap();
+    let address = *server.addresses().unwrap().last().unwrap();
     let stop = CancellationToken::new();
     let task = tokio::spawn(serve(cluster.client(), config, server, stop.clone()));
     Running { address, published, stop, task }
@@ -244,4 +254,17 @@ async fn a_server_that_lost_a_thread_ends() {
     let ended = tokio::time::timeout(Duration::from_secs(10), task).await;
     let error = ended.expect("it ends").unwrap().unwrap_err();
     assert_eq!(error.to_string(), "a thread for datagrams ended by surprise");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn both_families_are_listened_on() {
+    let cluster = FakeCluster::default();
+    cluster.put(SERVICES, service("web", json!({"clusterIPs": ["10.96.0.1"]})));
+    let mut running = start_on(&cluster, &everywhere(0), "cluster.local", Vec::new());
+    running.published.wait_for(|published| published.ready).await.unwrap();
+    let newer = SocketAddr::from((Ipv6Addr::LOCALHOST, running.address.port()));
+    let answer = ask(newer, "web.prod.svc.cluster.local.", RecordType::A).await;
+    assert_eq!(answer, (ResponseCode::NoError, "10.96.0.1".to_owned()));
+    running.stop.cancel();
+    running.task.await.unwrap().unwrap();
 }

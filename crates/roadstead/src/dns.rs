@@ -2,7 +2,7 @@
 //! `roadstead dns why`: what a name means, and why it has no answer.
 
 use std::fmt::Write;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
@@ -152,7 +152,8 @@ async fn serve(client: Client, args: Args) -> anyhow::Result<()> {
         }
         (None, None) => None,
     };
-    let everywhere = |port| SocketAddr::from(([0, 0, 0, 0], port));
+    // The newer family stands for both.
+    let everywhere = |port| SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
     let page = |given: Option<SocketAddr>, port| match corefile {
         // The file says where, or that there is none.
         Some(Source::File(_)) => given,

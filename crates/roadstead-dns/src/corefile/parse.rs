@@ -1,6 +1,6 @@
 //! The form of the configuration language: words, lines, blocks in braces.
 
-use std::net::SocketAddr;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::str::{CharIndices, FromStr};
 use std::time::Duration;
 
@@ -179,11 +179,12 @@ impl Directive {
         name.ok_or_else(|| self.wrong(format!("{word:?} is not a domain name")))
     }
 
-    /// Where to listen: nothing, `:8080` or `127.0.0.1:8080`.
+    /// Where to listen: nothing, `:8080` or `127.0.0.1:8080`. The newer family stands for both.
     pub fn address(&self, port: u16) -> Result<SocketAddr, CorefileError> {
-        let Some(word) = self.words.get(1) else { return Ok(([0, 0, 0, 0], port).into()) };
+        let everywhere = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
+        let Some(word) = self.words.get(1) else { return Ok(everywhere) };
         let word = match word.strip_prefix(':') {
-            Some(port) => format!("0.0.0.0:{port}"),
+            Some(port) => format!("[::]:{port}"),
             None => word.replace("localhost:", "127.0.0.1:"),
         };
         word.parse().map_err(|_| self.wrong(format!("{word}: not an address with a port")))

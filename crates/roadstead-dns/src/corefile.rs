@@ -306,7 +306,11 @@ impl Reader<'_> {
         Ok(())
     }
 
+    /// `hosts [FILE [ZONE...]] { ADDRESS NAME..., ttl, no_reverse, fallthrough }`.
     fn hosts(&self, directive: &Directive, zones: &[Name]) -> Outcome<Hosts> {
+        let given = directive.words.iter().skip(2).map(|zone| directive.zone(zone));
+        let given: Vec<Name> = given.collect::<Outcome<_>>()?;
+        let zones = if given.is_empty() { zones } else { &given };
         let mut hosts = Hosts { lifetime: 3600, ..Hosts::default() };
         let mut reverse = true;
         for entry in &directive.body {
@@ -328,6 +332,7 @@ impl Reader<'_> {
         if !reverse {
             hosts.names = HashMap::new();
         }
+        hosts.zones = given;
         Ok(hosts)
     }
 

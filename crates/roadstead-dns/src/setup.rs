@@ -171,6 +171,8 @@ impl Template {
 /// A table of addresses, as in `/etc/hosts`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hosts {
+    /// For names in these zones; all if there are none. Addresses are looked up whatever their zone.
+    pub zones: Vec<Name>,
     /// Addresses by name in wire form and small letters.
     pub addresses: HashMap<Box<[u8]>, Vec<IpAddr>>,
     /// Names by address, the first one only.

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use roadstead_zone::answer::{Answer, End, RecordType};
 use roadstead_zone::entry::{V4_RECORD, V6_RECORD};
 use roadstead_zone::explain::Reason;
-use roadstead_zone::name::Name;
+use roadstead_zone::name::{Name, find_suffix};
 use roadstead_zone::records::{Glue, PointerRecords, Records, ServiceRecords, Target};
 use roadstead_zone::zone::Zone;
 
@@ -260,7 +260,9 @@ fn server_name(reply: &mut Reply<'_>, place: &Place<'_>) -> Option<()> {
 
 /// Looks a name up in the table of hosts; `None` leaves it to the next in line.
 pub(crate) fn look_up<'a>(hosts: &'a Hosts, name: &[u8]) -> Option<Stage<'a>> {
-    if let Some(addresses) = hosts.addresses.get(name) {
+    let within = hosts.zones.iter().any(|zone| find_suffix(name, zone.wire()).is_some());
+    let within = within || hosts.zones.is_empty();
+    if let Some(addresses) = hosts.addresses.get(name).filter(|_| within) {
         return Some(Stage::Hosts(addresses, hosts.lifetime));
     }
     let address = roadstead_zone::reverse::address(name);
@@ -268,6 +270,7 @@ pub(crate) fn look_up<'a>(hosts: &'a Hosts, name: &[u8]) -> Option<Stage<'a>> {
         return Some(Stage::HostName(found, hosts.lifetime));
     }
     match &hosts.fall_through {
+        _ if !within => None,
         None => Some(Stage::NoHost),
         Some(fall_through) => (!fall_through.covers(name)).then_some(Stage::NoHost),
     }

@@ -3,6 +3,8 @@
 use roadstead_zone::answer::RecordType;
 
 use super::*;
+use crate::respond::Stage;
+use crate::write;
 
 /// What kubeadm installs.
 const STOCK: &str = "\
@@ -250,4 +252,31 @@ fn the_way_back_follows_fallthrough() {
     assert_eq!(reverse("fallthrough"), Reverse::FallThrough);
     assert_eq!(reverse("fallthrough in-addr.arpa"), Reverse::FallThrough);
     assert_eq!(reverse("fallthrough c"), Reverse::Authoritative);
+}
+
+#[test]
+fn the_zones_of_a_table_of_hosts() {
+    let stage = |rule: &str, name: &str| {
+        let text = format!(".:53 {{\n hosts {rule} {{\n  192.0.2.1 a.corp a.lab\n }}\n}}");
+        let corefile = parsed(&text).unwrap();
+        let hosts = corefile.setup.blocks[0].hosts.as_ref().unwrap();
+        match write::look_up(hosts, Name::parse(name).unwrap().wire()) {
+            None => "next",
+            Some(Stage::Hosts(..)) => "address",
+            Some(Stage::HostName(..)) => "name",
+            Some(_) => "missing",
+        }
+    };
+    for (rule, name, want) in [
+        ("/etc/hosts corp", "a.corp", "address"),
+        ("/etc/hosts corp", "b.corp", "missing"),
+        ("/etc/hosts corp", "a.lab", "next"),
+        ("/etc/hosts corp lab", "a.lab", "address"),
+        ("/etc/hosts corp", "www.example", "next"),
+        ("/etc/hosts corp", "1.2.0.192.in-addr.arpa", "name"),
+        ("/etc/hosts", "www.example", "missing"),
+        ("", "a.lab", "address"),
+    ] {
+        assert_eq!(stage(rule, name), want, "hosts {rule}: {name}");
+    }
 }

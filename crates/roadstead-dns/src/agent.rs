@@ -1,37 +1,29 @@
-//! The agent: puts the parts together, follows the cluster and the configuration.
+//! The agent: puts the parts together.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
-use futures::stream::{self, BoxStream, StreamExt};
 use kube::Client;
 use roadstead_api::resolv::ClusterDns;
 use roadstead_watch::status::{self, Page};
-use roadstead_zone::name::Name;
-use roadstead_zone::zone::{Keeper, Lifetimes, Settings};
+use roadstead_zone::zone::{Keeper, Lifetimes};
 use tokio::sync::watch;
 use tokio::time;
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info};
+use tracing::info;
 
 use crate::clients::{self, Node};
-use crate::corefile::{self, Corefile, CorefileError};
-use crate::files::Files;
-use crate::follow::{Follower, Wanted, config_map, seconds_since_1970};
+use crate::configuration::{self, Meaning};
+use crate::corefile::CorefileError;
+use crate::follow::{Follower, seconds_since_1970};
 use crate::limit::{Limits, USUAL_RATE};
 use crate::metrics::{Metrics, State};
 use crate::programmed;
 use crate::publish::Published;
 use crate::resolve::Resolver;
-use crate::server::{Server, everywhere, listen_for_pages};
-use crate::setup::Setup;
-use crate::upstream::{Options, Upstreams};
-
-/// How often a file with the configuration is looked at.
-const LOOK: Duration = Duration::from_secs(2);
+use crate::server::{Server, listen_for_pages};
 
 /// What the server needs to know.
 #[derive(Clone, Debug)]
@@ -42,6 +34,9 @@ pub struct Config {
     pub zone: String,
     /// Whom to ask about other names. With nobody to ask, such questions are refused.
     pub upstreams: Vec<SocketAddr>,
+    /// Where to find whom to ask if nobody is given above, in the form of resolv.conf. The file is
+    /// followed.
+    pub resolv_conf: Option<PathBuf>,
     /// How long clients may remember answers.
     pub lifetimes: Lifetimes,
     /// The addresses under which clients know this server, for the zone's NS record.
@@ -99,6 +94,7 @@ impl Default for Config {
             listen: Vec::new(),
             zone: "cluster.local".into(),
             upstreams: Vec::new(),
+            resolv_conf: None,
             lifetimes: Lifetimes::default(),
             addresses: Vec::new(),
             corefile: None,
@@ -186,7 +182,7 @@ pub async fn serve(
     stop: CancellationToken,
 ) -> Result<(), DnsError> {
     let listen = |source| DnsError::Listen { listen: config.listen.clone(), source };
-    let (wanted, setup, pages) = begin(&config)?;
+    let (Meaning { wanted, setup, pages }, reading) = configuration::begin(&config)?;
     let pages = Pages {
         health: config.pages.health.or(pages.health),
         ready: config.pages.ready.or(pages.ready),
@@ -217,7 +213,7 @@ pub async fn serve(
         }
     };
     let searches = follow_clients(&client, &config, &resolver);
-    let configuration = follow_configuration(&client, &config, &sender, &resolver);
+    let configuration = configuration::follow(&client, &config, reading, (&sender, &resolver));
     let over = CancellationToken::new();
     let serving = server.serve(resolver.clone(), &metrics, &config.limits, over.clone());
     let leaving = leave(&config, &resolver, &stop, &over);
@@ -252,126 +248,6 @@ async fn leave(
     std::future::pending().await
 }
 
-/// Where the configuration wants to be served, if nothing else is said.
-pub fn places(config: &Config) -> Result<Vec<SocketAddr>, DnsError> {
-    let Some(Source::File(path)) = &config.corefile else {
-        return Ok(everywhere(53).into());
-    };
-    let failed = |source| DnsError::File { path: path.clone(), source };
-    let text = std::fs::read_to_string(path).map_err(failed)?;
-    let Corefile { port, mut bind, .. } = read(&text, config, &files_of(config))?;
-    if bind.is_empty() {
-        return Ok(everywhere(port).into());
-    }
-    bind.sort_unstable();
-    bind.dedup();
-    Ok(bind.into_iter().map(|address| (address, port).into()).collect())
-}
-
-/// What to begin with.
-fn begin(config: &Config) -> Result<(Wanted, Setup, Pages), DnsError> {
-    let standard = standard(config)?;
-    let Some(Source::File(path)) = &config.corefile else { return Ok(standard) };
-    let failed = |source| DnsError::File { path: path.clone(), source };
-    let text = std::fs::read_to_string(path).map_err(failed)?;
-    Ok(understood(read(&text, config, &files_of(config))?, config, standard.0))
-}
-
-/// What the flags alone mean.
-fn standard(config: &Config) -> Result<(Wanted, Setup, Pages), DnsError> {
-    let origin = Name::parse(&config.zone);
-    let origin = origin.ok_or_else(|| DnsError::Zone { zone: config.zone.clone() })?;
-    let mut settings = Settings::new(&origin);
-    settings.lifetimes = config.lifetimes;
-    settings.servers = config.addresses.clone();
-    settings.zonal = config.zonal;
-    settings.coredns_compat = config.coredns_compat;
-    let upstreams = (!config.upstreams.is_empty())
-        .then(|| Arc::new(Upstreams::new(config.upstreams.clone(), Options::default())));
-    let mut setup = Setup::standard(upstreams);
-    setup.coredns_compat = config.coredns_compat;
-    setup.identity = host_name();
-    let wanted = Wanted { settings, service_selector: None, namespace_selector: None };
-    Ok((wanted, setup, config.pages))
-}
-
-fn read(text: &str, config: &Config, files: &Files) -> Result<Corefile, CorefileError> {
-    corefile::read(text, config.coredns_compat, &|path| files.read(path))
-}
-
-/// No files yet; relative paths are relative to the configuration's own place.
-fn files_of(config: &Config) -> Files {
-    match &config.corefile {
-        Some(Source::File(path)) => Files::new(path.parent().unwrap_or(Path::new("."))),
-        // Where it would be mounted.
-        _ => Files::new(Path::new("/etc/coredns")),
-    }
-}
-
-/// What this machine calls itself.
-fn host_name() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned()
-}
-
-/// Puts a configuration in the place of the flags.
-fn understood(mut corefile: Corefile, config: &Config, standard: Wanted) -> (Wanted, Setup, Pages) {
-    if corefile.setup.identity.is_empty() {
-        corefile.setup.identity = host_name();
-    }
-    let settings = corefile
-        .settings
-        .map(|settings| Settings { servers: config.addresses.clone(), ..settings });
-    let wanted = Wanted {
-        settings: settings.unwrap_or(standard.settings),
-        service_selector: corefile.service_selector,
-        namespace_selector: corefile.namespace_selector,
-    };
-    let pages = Pages { health: corefile.health, ready: corefile.ready, metrics: corefile.metrics };
-    (wanted, corefile.setup, pages)
-}
-
-/// Takes in changes of the configuration for ever. One that makes no sense is refused, and the
-/// last good one goes on answering.
-async fn follow_configuration(
-    client: &Client,
-    config: &Config,
-    wanted: &watch::Sender<Wanted>,
-    resolver: &Arc<Resolver>,
-) {
-    resolver.guard().await;
-    let mut texts = match &config.corefile {
-        None => stream::pending().boxed(),
-        Some(Source::ConfigMap(namespace, name)) => config_map(client, namespace, name),
-        Some(Source::File(path)) => contents(path.clone()),
-    };
-    let mut last = match &config.corefile {
-        Some(Source::File(path)) => std::fs::read_to_string(path).ok(),
-        _ => None,
-    };
-    let mut files = files_of(config);
-    if let Some(text) = &last {
-        // It has been taken in already; this is to know which files it was made from.
-        let _ = read(text, config, &files);
-    }
-    let mut ticks = time::interval(LOOK);
-    loop {
-        let text = tokio::select! {
-            Some(text) = texts.next() => text,
-            _ = ticks.tick() => last.clone(),
-        };
-        if text == last && !files.have_changed() {
-            continue;
-        }
-        files = files_of(config);
-        match apply(text.as_deref(), config, &files, wanted, resolver) {
-            Ok(()) => info!("configuration taken in"),
-            Err(error) => error!(%error, "configuration refused, the old one goes on"),
-        }
-        last = text;
-        resolver.guard().await;
-    }
-}
-
 /// Follows the pods whose searches are completed, for ever.
 async fn follow_clients(client: &Client, config: &Config, resolver: &Resolver) {
     let (Some(node), Some(server)) = (&config.complete_searches_of, config.addresses.first())
@@ -380,39 +256,6 @@ async fn follow_clients(client: &Client, config: &Config, resolver: &Resolver) {
     };
     let cluster = ClusterDns { server: *server, domain: config.zone.clone() };
     clients::run(client.clone(), node.clone(), cluster, resolver.clients.clone()).await;
-}
-
-/// The text of a file, again and again.
-fn contents(path: PathBuf) -> BoxStream<'static, Option<String>> {
-    let look = |path: PathBuf| async move {
-        time::sleep(LOOK).await;
-        Some((tokio::fs::read_to_string(&path).await.ok(), path))
-    };
-    stream::unfold(path, look).boxed()
-}
-
-fn apply(
-    text: Option<&str>,
-    config: &Config,
-    files: &Files,
-    wanted: &watch::Sender<Wanted>,
-    resolver: &Resolver,
-) -> Result<(), DnsError> {
-    let standard = standard(config)?;
-    let (new, setup, _) = match text {
-        Some(text) => understood(read(text, config, files)?, config, standard.0),
-        None if matches!(config.corefile, Some(Source::File(_))) => return Err(DnsError::Missing),
-        None => standard,
-    };
-    wanted.send_if_modified(|old| {
-        let changed = *old != new;
-        *old = new;
-        changed
-    });
-    resolver.setup.publish(Arc::new(setup));
-    // Other servers may say something else.
-    resolver.cache.clear();
-    Ok(())
 }
 
 /// What the pages show.

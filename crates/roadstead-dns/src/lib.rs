@@ -4,13 +4,14 @@
 //! `respond` turns one query into one reply and is a plain function, so that any kind of socket
 //! loop can call it. `udp` and `tcp` are such loops, `resolve` and what is below it (`cache`,
 //! `upstream`) fetch what other servers know; `search` completes the searches of the pods that
-//! `clients` knows. `setup` is the configuration in use, `corefile`
-//! reads it in CoreDNS' language, and `agent` keeps zone and setup equal to the cluster. Which
-//! names exist is decided in `roadstead-zone`.
+//! `clients` knows. `setup` is the configuration in use, `corefile` reads it in CoreDNS' language,
+//! `configuration` follows it, and `follow` the cluster; `agent` puts all of it together. Which names
+//! exist is decided in `roadstead-zone`.
 
 pub mod agent;
 pub mod cache;
 pub mod clients;
+pub mod configuration;
 pub mod corefile;
 mod files;
 mod follow;

@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use futures::future::join_all;
 use roadstead_zone::answer::{End, RecordType};
 use roadstead_zone::name::{find_suffix, labels};
 use roadstead_zone::zone::Zone;
@@ -265,16 +266,16 @@ impl Resolver {
     pub async fn guard(self: &Arc<Self>) {
         let setup = self.setup.get();
         let forwards = setup.blocks.iter().flat_map(|block| &block.forwards);
-        for upstreams in forwards.map(|forward| &forward.upstreams) {
-            for address in upstreams.addresses() {
-                let one = Upstreams::new(vec![address], crate::upstream::Options::default());
-                let label = format!("{:016x}", self.secret.hash_one(address));
-                let name = [&[16], label.as_bytes(), GUARD].concat().into();
-                let key = Key { name, kind: HINFO, dnssec: false, unchecked: false };
-                // What comes back does not matter; what comes to us does.
-                let _ = one.ask(&key).await;
-            }
-        }
+        let addresses = forwards.flat_map(|forward| forward.upstreams.addresses());
+        let probes = addresses.map(|address| async move {
+            let one = Upstreams::new(vec![address], crate::upstream::Options::default());
+            let label = format!("{:016x}", self.secret.hash_one(address));
+            let name = [&[16], label.as_bytes(), GUARD].concat().into();
+            let key = Key { name, kind: HINFO, dnssec: false, unchecked: false };
+            // What comes back does not matter; what comes to us does.
+            let _ = one.ask(&key).await;
+        });
+        join_all(probes).await;
     }
 
     /// Whether a query is one of those that only we send.

@@ -165,6 +165,7 @@ async fn serve(client: Client, args: Args) -> anyhow::Result<()> {
         listen: args.listen.clone(),
         zone: args.cluster.cluster_domain.clone(),
         upstreams: args.upstream.clone(),
+        resolv_conf: Some(machine::RESOLV_CONF.into()),
         addresses: args.cluster_ip.clone(),
         coredns_compat: args.coredns_compat,
         limits: Limits { rate: args.stranger_rate, friends: args.friends.clone() },
@@ -180,15 +181,12 @@ async fn serve(client: Client, args: Args) -> anyhow::Result<()> {
         complete_searches_of: args
             .complete_searches_of
             .clone()
-            .map(|name| Node { name, resolv_conf: "/etc/resolv.conf".into() }),
+            .map(|name| Node { name, resolv_conf: machine::RESOLV_CONF.into() }),
         corefile: corefile.clone(),
         ..Config::default()
     };
-    if config.upstreams.is_empty() {
-        config.upstreams = machine::name_servers();
-    }
     if config.listen.is_empty() {
-        config.listen = roadstead_dns::agent::places(&config)?;
+        config.listen = roadstead_dns::configuration::places(&config)?;
     }
     roadstead_dns::agent::run(client, config, stop).await.context("the DNS server failed")
 }

@@ -1,9 +1,10 @@
 //! What this machine is and what it allows.
 
 use std::fs;
-use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
+/// Where the name servers of this machine are written.
+pub const RESOLV_CONF: &str = "/etc/resolv.conf";
 /// CAP_NET_ADMIN and CAP_SYS_ADMIN: links and rules, namespaces and mounts.
 const NEEDED: u64 = 1 << 12 | 1 << 21;
 
@@ -38,11 +39,4 @@ pub fn host_name() -> String {
     let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = name.trim().to_lowercase();
     if name.is_empty() || name.starts_with('(') { "localhost".into() } else { name }
-}
-
-/// The name servers of this machine, for names outside the cluster.
-pub fn name_servers() -> Vec<SocketAddr> {
-    let text = fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
-    let words = text.lines().filter_map(|line| line.trim().strip_prefix("nameserver"));
-    words.filter_map(|word| word.trim().parse::<IpAddr>().ok()).map(|ip| (ip, 53).into()).collect()
 }

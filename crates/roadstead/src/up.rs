@@ -156,7 +156,7 @@ impl Plan {
 
     /// The pods of this machine ask the DNS server of this machine.
     fn dns_clients(&self) -> roadstead_dns::clients::Node {
-        let resolv_conf = "/etc/resolv.conf".into();
+        let resolv_conf = machine::RESOLV_CONF.into();
         roadstead_dns::clients::Node { name: self.node_name.clone(), resolv_conf }
     }
 
@@ -250,7 +250,7 @@ fn start_dns(
     let config = roadstead_dns::agent::Config {
         listen: vec![listen],
         zone: plan.args.cluster_domain.clone(),
-        upstreams: machine::name_servers(),
+        resolv_conf: Some(machine::RESOLV_CONF.into()),
         addresses: vec![plan.dns_ip.into()],
         corefile: Some(Source::ConfigMap("kube-system".into(), "coredns".into())),
         lease: Some(format!("roadstead-dns-{}", plan.node_name)),

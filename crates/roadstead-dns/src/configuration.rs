@@ -1,0 +1,287 @@
+//! What the server is to do: from flags, from a Corefile and from the files that it names; and what
+//! becomes of it when one of them changes.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::stream::{self, BoxStream, StreamExt};
+use kube::Client;
+use roadstead_zone::name::Name;
+use roadstead_zone::zone::Settings;
+use tokio::sync::watch;
+use tokio::time;
+use tracing::{error, info};
+
+use crate::agent::{Config, DnsError, Pages, Source};
+use crate::corefile::{self, Corefile, CorefileError, name_servers};
+use crate::files::Files;
+use crate::follow::{Wanted, config_map};
+use crate::resolve::Resolver;
+use crate::server::everywhere;
+use crate::setup::Setup;
+use crate::upstream::{Options, Upstreams};
+
+/// How often files are looked at.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// What a configuration means.
+#[derive(Debug)]
+pub(crate) struct Meaning {
+    pub wanted: Wanted,
+    pub setup: Setup,
+    pub pages: Pages,
+}
+
+/// What a configuration was made from.
+#[derive(Debug)]
+pub(crate) struct Reading {
+    text: Option<String>,
+    files: Files,
+}
+
+/// Where the configuration wants to be served, if nothing else is said.
+pub fn places(config: &Config) -> Result<Vec<SocketAddr>, DnsError> {
+    let Some(text) = first_text(config)? else { return Ok(everywhere(53).into()) };
+    let Corefile { port, mut bind, .. } = read(&text, config, &files_of(config))?;
+    if bind.is_empty() {
+        return Ok(everywhere(port).into());
+    }
+    bind.sort_unstable();
+    bind.dedup();
+    Ok(bind.into_iter().map(|address| (address, port).into()).collect())
+}
+
+/// What to begin with.
+pub(crate) fn begin(config: &Config) -> Result<(Meaning, Reading), DnsError> {
+    let (text, files) = (first_text(config)?, files_of(config));
+    let meaning = understand(text.as_deref(), config, &files)?;
+    Ok((meaning, Reading { text, files }))
+}
+
+/// A file is there from the beginning; a ConfigMap comes when it comes.
+fn first_text(config: &Config) -> Result<Option<String>, DnsError> {
+    let Some(Source::File(path)) = &config.corefile else { return Ok(None) };
+    let failed = |source| DnsError::File { path: path.clone(), source };
+    std::fs::read_to_string(path).map(Some).map_err(failed)
+}
+
+fn understand(text: Option<&str>, config: &Config, files: &Files) -> Result<Meaning, DnsError> {
+    let settings = standard_settings(config)?;
+    match text {
+        Some(text) => Ok(understood(read(text, config, files)?, config, settings)),
+        None if matches!(config.corefile, Some(Source::File(_))) => Err(DnsError::Missing),
+        None => Ok(Meaning {
+            wanted: Wanted { settings, service_selector: None, namespace_selector: None },
+            setup: standard_setup(config, files),
+            pages: config.pages,
+        }),
+    }
+}
+
+/// What the flags alone mean for the zone.
+fn standard_settings(config: &Config) -> Result<Settings, DnsError> {
+    let origin = Name::parse(&config.zone);
+    let origin = origin.ok_or_else(|| DnsError::Zone { zone: config.zone.clone() })?;
+    let mut settings = Settings::new(&origin);
+    settings.lifetimes = config.lifetimes;
+    settings.servers = config.addresses.clone();
+    settings.zonal = config.zonal;
+    settings.coredns_compat = config.coredns_compat;
+    Ok(settings)
+}
+
+/// What the flags alone mean for everything else.
+fn standard_setup(config: &Config, files: &Files) -> Setup {
+    let mut servers = config.upstreams.clone();
+    if let (true, Some(path)) = (servers.is_empty(), &config.resolv_conf) {
+        let text = files.read(&path.to_string_lossy()).unwrap_or_default();
+        servers = name_servers(&text);
+    }
+    let upstreams =
+        (!servers.is_empty()).then(|| Arc::new(Upstreams::new(servers, Options::default())));
+    let mut setup = Setup::standard(upstreams);
+    setup.coredns_compat = config.coredns_compat;
+    setup.identity = host_name();
+    setup
+}
+
+fn read(text: &str, config: &Config, files: &Files) -> Result<Corefile, CorefileError> {
+    corefile::read(text, config.coredns_compat, &|path| files.read(path))
+}
+
+/// No files yet; relative paths are relative to the configuration's own place.
+fn files_of(config: &Config) -> Files {
+    match &config.corefile {
+        Some(Source::File(path)) => Files::new(path.parent().unwrap_or(Path::new("."))),
+        // Where it would be mounted.
+        _ => Files::new(Path::new("/etc/coredns")),
+    }
+}
+
+/// What this machine calls itself.
+fn host_name() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned()
+}
+
+/// Puts a Corefile in the place of the flags.
+fn understood(mut corefile: Corefile, config: &Config, standard: Settings) -> Meaning {
+    if corefile.setup.identity.is_empty() {
+        corefile.setup.identity = host_name();
+    }
+    let settings = corefile
+        .settings
+        .map(|settings| Settings { servers: config.addresses.clone(), ..settings });
+    let wanted = Wanted {
+        settings: settings.unwrap_or(standard),
+        service_selector: corefile.service_selector,
+        namespace_selector: corefile.namespace_selector,
+    };
+    let pages = Pages { health: corefile.health, ready: corefile.ready, metrics: corefile.metrics };
+    Meaning { wanted, setup: corefile.setup, pages }
+}
+
+/// Takes in changes for ever, beginning with those since the first reading. A configuration that
+/// makes no sense is refused, and the last good one goes on answering.
+pub(crate) async fn follow(
+    client: &Client,
+    config: &Config,
+    mut reading: Reading,
+    (wanted, resolver): (&watch::Sender<Wanted>, &Arc<Resolver>),
+) {
+    let mut texts = match &config.corefile {
+        None => stream::pending().boxed(),
+        Some(Source::ConfigMap(namespace, name)) => config_map(client, namespace, name),
+        Some(Source::File(path)) => contents(path.clone()),
+    };
+    let mut ticks = time::interval(LOOK);
+    // It may take as long as others take to say nothing, which must not hold up a change.
+    let mut guard = resolver.guard().boxed().fuse();
+    loop {
+        let text = tokio::select! {
+            Some(text) = texts.next() => text,
+            _ = ticks.tick() => reading.text.clone(),
+            () = &mut guard => continue,
+        };
+        if text == reading.text && !reading.files.have_changed() {
+            continue;
+        }
+        reading = Reading { text, files: files_of(config) };
+        match understand(reading.text.as_deref(), config, &reading.files) {
+            Ok(meaning) => {
+                take_in(meaning, wanted, resolver);
+                info!("configuration taken in");
+            }
+            Err(error) => error!(%error, "configuration refused, the old one goes on"),
+        }
+        guard = resolver.guard().boxed().fuse();
+    }
+}
+
+/// The text of a file, again and again.
+fn contents(path: PathBuf) -> BoxStream<'static, Option<String>> {
+    let look = |path: PathBuf| async move {
+        time::sleep(LOOK).await;
+        Some((tokio::fs::read_to_string(&path).await.ok(), path))
+    };
+    stream::unfold(path, look).boxed()
+}
+
+fn take_in(new: Meaning, wanted: &watch::Sender<Wanted>, resolver: &Resolver) {
+    wanted.send_if_modified(|old| {
+        let changed = *old != new.wanted;
+        *old = new.wanted;
+        changed
+    });
+    resolver.setup.publish(Arc::new(new.setup));
+    // Other servers may say something else.
+    resolver.cache.clear();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::UdpSocket;
+
+    use roadstead_testkit::cluster::FakeCluster;
+    use roadstead_zone::zone::Keeper;
+    use tokio::time::Instant;
+
+    use crate::publish::Published;
+
+    /// A file of a test's own, which goes with it.
+    struct File(PathBuf);
+
+    impl File {
+        fn new(name: &str, text: &str) -> Self {
+            let name = format!("roadstead-{name}-{}", std::process::id());
+            let file = Self(std::env::temp_dir().join(name));
+            file.write(text);
+            file
+        }
+
+        fn write(&self, text: &str) {
+            std::fs::write(&self.0, text).unwrap();
+        }
+    }
+
+    impl Drop for File {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_file(&self.0);
+        }
+    }
+
+    /// How long it takes until the setup is as wanted, if `change` happens between the first reading
+    /// and the following.
+    async fn after(
+        config: Config,
+        change: impl FnOnce(),
+        want: impl Fn(&Setup) -> bool,
+    ) -> Duration {
+        let (meaning, reading) = begin(&config).unwrap();
+        assert!(!want(&meaning.setup));
+        let zone = Keeper::new(meaning.wanted.settings.clone(), 1).snapshot();
+        let setup = Published::new(Arc::new(meaning.setup));
+        let resolver = Resolver::new(Published::new(zone), setup);
+        let (sender, _receiver) = watch::channel(meaning.wanted);
+        change();
+        let (client, began) = (FakeCluster::default().client(), Instant::now());
+        let taken_in = async {
+            while !want(&resolver.setup.get()) {
+                time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::select! {
+            () = follow(&client, &config, reading, (&sender, &resolver)) => unreachable!("it ends"),
+            () = taken_in => began.elapsed(),
+            () = time::sleep(LOOK * 10) => panic!("it was not taken in"),
+        }
+    }
+
+    /// Neither a change at a bad moment is lost, nor does anybody wait for a server that is silent.
+    #[tokio::test(start_paused = true)]
+    async fn a_change_right_after_the_start() {
+        let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let forward = format!("forward . {}", silent.local_addr().unwrap());
+        let file = File::new("corefile", &format!(". {{\n {forward}\n}}\n"));
+        let corefile = Some(Source::File(file.0.clone()));
+        let config = Config { corefile, ..Config::default() };
+        let change = || file.write(&format!(". {{\n {forward}\n log\n}}\n"));
+        let took = after(config, change, |setup| setup.blocks[0].log).await;
+        assert!(took < LOOK * 2, "{took:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_machines_name_servers_change() {
+        let file = File::new("resolv.conf", "nameserver 127.0.0.1 # for now\n");
+        let config = Config { resolv_conf: Some(file.0.clone()), ..Config::default() };
+        let change = || file.write("nameserver 127.0.0.2\n");
+        let want = |setup: &Setup| {
+            let mut servers = setup.blocks[0].forwards[0].upstreams.addresses();
+            servers.next() == Some("127.0.0.2:53".parse().unwrap())
+        };
+        assert!(after(config, change, want).await < LOOK * 2);
+    }
+}

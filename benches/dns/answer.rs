@@ -10,7 +10,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use roadstead_dns::cache::Cache;
 use roadstead_dns::limit::Limits;
 use roadstead_dns::metrics::Metrics;
 use roadstead_dns::publish::Published;
@@ -100,21 +99,14 @@ fn mixed(n: usize) -> Vec<u8> {
 }
 
 fn measure(keeper: &Keeper, queries: &[Vec<u8>]) -> f64 {
-    let (zone, setup, cache) = (keeper.snapshot(), Setup::standard(None), Cache::default());
+    let (zone, setup) = (keeper.snapshot(), Setup::standard(None));
     let mut buffer = [0; 4096];
     let mut best = f64::MAX;
     for _ in 0..5 {
         let began = Instant::now();
         for turn in 0..QUERIES / 5 {
             let transport = Transport::Udp;
-            let context = Context {
-                zone: &zone,
-                setup: &setup,
-                cache: &cache,
-                transport,
-                turn,
-                asking: None,
-            };
+            let context = Context { zone: &zone, setup: &setup, transport, turn, asking: None };
             let response = respond(&context, &queries[turn % queries.len()], &mut buffer);
             assert!(matches!(black_box(response), Response::Reply(_)), "an answer");
         }

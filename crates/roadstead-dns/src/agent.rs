@@ -305,7 +305,7 @@ impl Shown {
         let broken = forwards.map(|forward| forward.upstreams.broken()).sum();
         let clients = self.resolver.clients.get();
         self.metrics.page(&State {
-            cached: self.resolver.cache.len(),
+            cached: setup.blocks.iter().map(|block| block.memory.answers.len()).sum(),
             broken,
             clients: clients.len(),
             completed: clients.completed(),

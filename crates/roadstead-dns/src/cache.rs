@@ -128,6 +128,15 @@ impl Cache {
         self.shard(key).get(key).cloned()
     }
 
+    /// Remembers a message, if that is of any use.
+    pub fn learn(&self, key: Key, stored: &Arc<Stored>) {
+        // A failure must not push out an answer that may still help.
+        let worse = || stored.is_failure() && self.get(&key).is_some_and(|old| !old.is_failure());
+        if !stored.lifetime.is_zero() && !worse() {
+            self.insert(key, stored.clone());
+        }
+    }
+
     /// Remembers a message. Something else is forgotten if there is no room.
     pub fn insert(&self, key: Key, stored: Arc<Stored>) {
         let now = stored.received;
@@ -139,13 +148,6 @@ impl Cache {
             victim.and_then(|victim| shard.remove(&victim));
         }
         shard.insert(key, stored);
-    }
-
-    /// Forgets everything, because other servers may say something else.
-    pub fn clear(&self) {
-        for shard in &self.shards {
-            shard.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        }
     }
 
     /// How many answers there are.
@@ -196,7 +198,5 @@ mod tests {
             cache.insert(Key { name, kind: 1, dnssec: false, unchecked: false }, stored.clone());
         }
         assert!(cache.len() <= SHARDS * MOST_PER_SHARD && cache.len() > 10_000, "{}", cache.len());
-        cache.clear();
-        assert!(cache.is_empty());
     }
 }

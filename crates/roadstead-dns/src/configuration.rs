@@ -196,8 +196,6 @@ fn take_in(new: Meaning, wanted: &watch::Sender<Wanted>, resolver: &Resolver) {
         changed
     });
     resolver.setup.publish(Arc::new(new.setup));
-    // Other servers may say something else.
-    resolver.cache.clear();
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ pub mod corefile;
 mod files;
 mod follow;
 pub mod limit;
+pub mod memory;
 pub mod message;
 pub mod metrics;
 mod programmed;

@@ -3,28 +3,27 @@
 //! Clients that ask the same at the same time share one question to the outside. That is also why
 //! a loop of servers cannot multiply queries: the one that comes back waits for itself.
 
-use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
 use roadstead_zone::answer::{End, RecordType};
 use roadstead_zone::name::{find_suffix, labels};
 use roadstead_zone::zone::Zone;
-use tokio::sync::watch;
 use tokio::time;
 use tracing::error;
 
-use crate::cache::{Cache, Key, Stored};
+use crate::cache::{Key, Stored};
 use crate::clients::Clients;
+use crate::memory::Outcome;
 use crate::message::{NameBuffer, Query};
 use crate::metrics::Counters;
 use crate::publish::Published;
 use crate::respond::{Context, MAX_REPLY, Response, Stage, Transport, key, respond};
 use crate::search::Asking;
-use crate::setup::{CacheRule, Setup};
+use crate::setup::{Block, CacheRule, Setup};
 use crate::turns::Turns;
 use crate::upstream::{Failure, Upstreams, query as query_for};
 
@@ -35,8 +34,6 @@ const GUARD: &[u8] = b"\x04loop\x09roadstead\0";
 /// The type that is asked for; nobody else uses it.
 const HINFO: u16 = 13;
 
-type Outcome = Result<Arc<Stored>, Failure>;
-
 /// What every socket needs.
 #[derive(Debug)]
 pub struct Resolver {
@@ -46,13 +43,9 @@ pub struct Resolver {
     pub setup: Arc<Published<Setup>>,
     /// Whose searches are completed.
     pub clients: Arc<Published<Clients>>,
-    /// What others said.
-    pub cache: Cache,
     /// What was counted outside the threads of sockets.
     pub counters: Arc<Counters>,
     turns: Turns,
-    /// Questions that are under way.
-    flights: Mutex<HashMap<Key, watch::Receiver<Option<Outcome>>>>,
     secret: RandomState,
 }
 
@@ -63,10 +56,8 @@ impl Resolver {
             zone,
             setup,
             clients: Published::new(Arc::default()),
-            cache: Cache::default(),
             counters: Arc::default(),
             turns: Turns::default(),
-            flights: Mutex::default(),
             secret: RandomState::new(),
         })
     }
@@ -92,7 +83,7 @@ impl Resolver {
         transport: Transport,
     ) -> Context<'a> {
         let turn = self.turns.take();
-        Context { zone, setup, cache: &self.cache, transport, turn, asking: None }
+        Context { zone, setup, transport, turn, asking: None }
     }
 
     /// Asks others, and returns the complete reply; `None` if there is nothing to say.
@@ -105,27 +96,21 @@ impl Resolver {
         let query = Query::parse(bytes).ok()?;
         let (zone, setup, clients) = (self.zone.get(), self.setup.get(), self.clients.get());
         let context = self.context(&zone, &setup, transport);
-        let mut buffer = vec![0; if transport == Transport::Tcp { MAX_REPLY } else { 4096 }];
-        let length = match self.plan(&context, &query) {
-            None => {
-                let asking = peer.map(|address| Asking { clients: &clients, address });
-                let search = Context { asking, ..context };
-                match self.complete_search(&search, &query, &setup, &mut buffer).await {
-                    Some(length) => length,
-                    None => answer_alone(&context, &query, &mut buffer),
-                }
-            }
-            Some(plan) => {
-                let found = self.look_up(&setup, plan.key.clone()).await;
-                self.write(&context, &query, &plan, found, &mut buffer)?
-            }
+        let Some(plan) = self.plan(&context, &query) else {
+            let asking = peer.map(|address| Asking { clients: &clients, address });
+            let search = Context { asking, ..context };
+            let found = self.complete_search(&search, &query).await;
+            return Some(with_buffer(&context, &query, |buffer| {
+                let said = found.and_then(|(one, fate)| search.say(&query, &one, fate, buffer));
+                said.unwrap_or_else(|| answer_alone(&context, &query, buffer))
+            }));
         };
-        buffer.truncate(length);
-        Some(buffer)
+        let found = self.look_up(plan.block, plan.key.clone()).await;
+        Some(with_buffer(&context, &query, |buffer| write(&context, &query, &plan, found, buffer)))
     }
 
     /// What has to be asked; `None` if nothing.
-    fn plan(&self, context: &Context<'_>, query: &Query<'_>) -> Option<Plan> {
+    fn plan<'a>(&self, context: &Context<'a>, query: &Query<'_>) -> Option<Plan<'a>> {
         if self.is_guard(query, context.setup) {
             return None;
         }
@@ -138,55 +123,42 @@ impl Resolver {
         let kind = RecordType::from_number(query.kind);
         let rewritten = rewritten.map(|name| name.wire().into());
         match context.stage(block, name.wire(), kind) {
-            Stage::Others => Some(Plan { key: key(query, name.wire()), rewritten, alias: false }),
+            Stage::Others => {
+                Some(Plan { block, key: key(query, name.wire()), rewritten, alias: false })
+            }
             Stage::Zone(answer) if matches!(answer.end, End::Elsewhere) => {
                 let target = answer.aliases.iter().last()?.to_lowercase();
-                Some(Plan { key: key(query, target.wire()), rewritten, alias: true })
+                let block = context.setup.block(target.wire()).unwrap_or(block);
+                Some(Plan { block, key: key(query, target.wire()), rewritten, alias: true })
             }
             _ => None,
         }
     }
 
-    fn write(
-        &self,
-        context: &Context<'_>,
-        query: &Query<'_>,
-        plan: &Plan,
-        found: Found,
-        buffer: &mut [u8],
-    ) -> Option<usize> {
-        let (stored, stale) = match found {
-            Found::Fresh(stored) => (stored, None),
-            Found::Stale(stored) => (stored, Some((3, "no newer answer could be had"))),
-            Found::Nothing(failure) => {
-                let number = if matches!(failure, Failure::Silent(_)) { 22 } else { 0 };
-                return Some(context.fail(query, (number, failure), buffer));
-            }
-        };
-        let age = stored.age(Instant::now());
-        if plan.alias || plan.rewritten.is_some() {
-            let asked = plan.rewritten.as_deref();
-            return context.complete(query, asked, Some((&stored, age)), buffer);
-        }
-        Some(context.pass_on(query, &stored, age, stale, buffer))
-    }
-
     /// Finds an answer in memory, with ourselves, or elsewhere.
-    pub(crate) async fn look_up(self: &Arc<Self>, setup: &Arc<Setup>, key: Key) -> Found {
+    pub(crate) async fn look_up(self: &Arc<Self>, block: &Block, key: Key) -> Found {
         let now = Instant::now();
-        let known = self.cache.get(&key);
+        let known = block.memory.answers.get(&key);
         if let Some(stored) = known.as_ref().filter(|stored| stored.is_fresh(now)) {
             self.counters.hit(stored);
             return Found::Fresh(stored.clone());
         }
         self.counters.miss();
-        let Some(block) = setup.block(&key.name) else {
-            return Found::Nothing(Failure::Silent("anybody, for there is no rule".into()));
-        };
         let rule = block.cache.unwrap_or(CacheRule { stale: Duration::ZERO, ..Default::default() });
         let Some(forward) = block.forward(&key.name) else { return self.own(&key, &rule) };
-        let keep = block.cache.is_some();
-        let mut flight = self.join(key, forward.upstreams.clone(), rule, keep);
+        let (mut flight, pilot) = block.memory.join(&key);
+        if let Some(pilot) = pilot {
+            let (memory, upstreams) = (block.memory.clone(), forward.upstreams.clone());
+            let memory = block.cache.is_some().then_some(memory);
+            let resolver = self.clone();
+            tokio::spawn(async move {
+                let outcome = resolver.ask(&key, &upstreams, &rule).await;
+                if let (Some(memory), Ok(stored)) = (memory, &outcome) {
+                    memory.answers.learn(key, stored);
+                }
+                pilot.land(outcome);
+            });
+        }
         let old = known.filter(|stored| {
             now.saturating_duration_since(stored.received) < stored.lifetime + rule.stale
         });
@@ -201,7 +173,7 @@ impl Resolver {
             (Some(Ok(stored)), Some(_)) if !stored.is_failure() => Found::Fresh(stored),
             (_, Some(old)) => Found::Stale(old),
             (Some(Err(failure)), None) => Found::Nothing(failure),
-            (None, None) => Found::Nothing(Failure::Busy),
+            (None, None) => Found::Nothing(Failure::Silent("anybody".into())),
         }
     }
 
@@ -219,46 +191,13 @@ impl Resolver {
         }
     }
 
-    /// Joins those who ask the same, or begins.
-    fn join(
-        self: &Arc<Self>,
-        key: Key,
-        upstreams: Arc<Upstreams>,
-        rule: CacheRule,
-        keep: bool,
-    ) -> watch::Receiver<Option<Outcome>> {
-        let mut flights = self.flights.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(flight) = flights.get(&key) {
-            return flight.clone();
-        }
-        let (sender, receiver) = watch::channel(None);
-        flights.insert(key.clone(), receiver.clone());
-        drop(flights);
-        let resolver = self.clone();
-        tokio::spawn(async move {
-            let outcome = resolver.ask(&key, &upstreams, &rule, keep).await;
-            // First away with the flight, so that whoever comes now begins another.
-            resolver.flights.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
-            sender.send_replace(Some(outcome));
-        });
-        receiver
-    }
-
-    async fn ask(&self, key: &Key, upstreams: &Upstreams, rule: &CacheRule, keep: bool) -> Outcome {
+    async fn ask(&self, key: &Key, upstreams: &Upstreams, rule: &CacheRule) -> Outcome {
         let began = Instant::now();
         let reply = upstreams.ask(key).await;
         self.counters.forwarded(began.elapsed(), reply.is_ok());
-        let now = Instant::now();
-        let stored = Stored::read(&reply?, rule, now);
+        let stored = Stored::read(&reply?, rule, Instant::now());
         let stored = stored.ok_or_else(|| Failure::Silent("anybody that makes sense".into()))?;
-        let stored = Arc::new(stored);
-        let old = self.cache.get(key).is_some_and(|old| !old.is_failure());
-        // A failure must not push out an answer that may still be of use.
-        let useless = stored.lifetime.is_zero() || (stored.is_failure() && old);
-        if keep && !useless {
-            self.cache.insert(key.clone(), stored.clone());
-        }
-        Ok(stored)
+        Ok(Arc::new(stored))
     }
 
     /// Asks every upstream for a name that only we know. If that question comes to us, the
@@ -299,6 +238,43 @@ impl Resolver {
     }
 }
 
+/// Makes room for a reply, now that it can be written: many may wait for others for long. Returns the
+/// reply.
+fn with_buffer(
+    context: &Context<'_>,
+    query: &Query<'_>,
+    fill: impl FnOnce(&mut [u8]) -> usize,
+) -> Vec<u8> {
+    let mut buffer = vec![0; context.limit(query)];
+    let length = fill(&mut buffer);
+    buffer.truncate(length);
+    buffer.shrink_to_fit();
+    buffer
+}
+
+fn write(
+    context: &Context<'_>,
+    query: &Query<'_>,
+    plan: &Plan<'_>,
+    found: Found,
+    buffer: &mut [u8],
+) -> usize {
+    let (stored, stale) = match found {
+        Found::Fresh(stored) => (stored, None),
+        Found::Stale(stored) => (stored, Some((3, "no newer answer could be had"))),
+        Found::Nothing(failure) => {
+            let number = if matches!(failure, Failure::Silent(_)) { 22 } else { 0 };
+            return context.fail(query, (number, failure), buffer);
+        }
+    };
+    let age = stored.age(Instant::now());
+    if plan.alias || plan.rewritten.is_some() {
+        let asked = plan.rewritten.as_deref();
+        return context.complete(query, asked, Some((&stored, age)), buffer);
+    }
+    context.pass_on(query, &stored, age, stale, buffer)
+}
+
 /// Answers without anybody else.
 fn answer_alone(context: &Context<'_>, query: &Query<'_>, buffer: &mut [u8]) -> usize {
     match respond(context, query.bytes, buffer) {
@@ -311,7 +287,10 @@ fn answer_alone(context: &Context<'_>, query: &Query<'_>, buffer: &mut [u8]) -> 
 }
 
 /// What has to be asked of others for a query.
-struct Plan {
+struct Plan<'a> {
+    /// The rules for it: those of the name in the question, even if that stands for another one; but
+    /// an alias leads to where its name belongs.
+    block: &'a Block,
     key: Key,
     /// The name that the one in the question stands for.
     rewritten: Option<Box<[u8]>>,

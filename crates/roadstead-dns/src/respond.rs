@@ -7,7 +7,7 @@ use roadstead_zone::answer::{Answer, End, RecordType};
 use roadstead_zone::name::Name;
 use roadstead_zone::zone::Zone;
 
-use crate::cache::{Cache, Key, Stored};
+use crate::cache::{Key, Stored};
 use crate::message::{CLASS_INTERNET, Fault, HEADER_LENGTH, NameBuffer, Query};
 use crate::reply::{Code, Reply, bare};
 use crate::search::Asking;
@@ -46,8 +46,6 @@ pub struct Context<'a> {
     pub zone: &'a Zone,
     /// What is done with which names.
     pub setup: &'a Setup,
-    /// What others said before.
-    pub cache: &'a Cache,
     /// How the query came.
     pub transport: Transport,
     /// Different each time: it decides which of several addresses comes first.
@@ -154,17 +152,17 @@ impl<'a> Context<'a> {
         let asked = target.as_ref().map_or(name.wire(), |target| target.wire());
         let next = self.setup.block(asked).filter(|_| target.is_some()).unwrap_or(block);
         if next.forward(asked).is_none() && next.hosts.is_none() {
-            let length = match stage {
+            return Response::Reply(match stage {
                 // With nobody to ask, the alias itself is all we can say.
                 Stage::Zone(_) => self.complete(query, None, None, buffer),
-                _ => Some(self.refuse(query, Code::Refused, buffer)),
-            };
-            return length.map_or(Response::Ignore, Response::Reply);
+                _ => self.refuse(query, Code::Refused, buffer),
+            });
         }
         if rewritten || target.is_some() || block.cache.is_none() {
             return Response::Forward;
         }
-        let Some(stored) = self.cache.get(&key(query, asked)) else { return Response::Forward };
+        let known = block.memory.answers.get(&key(query, asked));
+        let Some(stored) = known else { return Response::Forward };
         let now = Instant::now();
         if !stored.is_fresh(now) {
             return Response::Forward;
@@ -217,7 +215,7 @@ impl<'a> Context<'a> {
         asked: Option<&[u8]>,
         found: Option<(&Stored, u32)>,
         buffer: &mut [u8],
-    ) -> Option<usize> {
+    ) -> usize {
         let limit = self.limit(query);
         let mut reply = Reply::new(query, &mut buffer[..limit], self.setup);
         let kind = RecordType::from_number(query.kind);
@@ -234,7 +232,7 @@ impl<'a> Context<'a> {
                 write::retold(&mut reply, same, stored, age)
             }
         };
-        Some(reply.finish(code))
+        reply.finish(code)
     }
 
     /// Writes a reply without data.

@@ -19,7 +19,7 @@ use crate::message::{HEADER_LENGTH, NameBuffer, Query};
 use crate::reply::{Code, Reply};
 use crate::resolve::{Found, Resolver};
 use crate::respond::{Context, Response, Stage, key};
-use crate::setup::Setup;
+use crate::setup::Block;
 use crate::write;
 
 /// The types that programs look up by name. The others are asked about a name itself, which must
@@ -48,12 +48,12 @@ pub(crate) struct Try {
 }
 
 /// What is known about a name without asking others.
-enum Fate<'a> {
+pub(crate) enum Fate<'a> {
     NoName,
     Cluster(Answer<'a>),
     Host(Stage<'a>),
     Remembered(Arc<Stored>),
-    Ask(Key),
+    Ask(&'a Block, Key),
     /// It is better not to say.
     Unclear,
 }
@@ -64,7 +64,7 @@ impl<'a> Context<'a> {
         for one in self.tries(query)? {
             match self.fate(query, &one) {
                 Fate::NoName => {}
-                Fate::Ask(_) => return Some(Response::Forward),
+                Fate::Ask(..) => return Some(Response::Forward),
                 fate => return self.say(query, &one, fate, buffer).map(Response::Reply),
             }
         }
@@ -110,10 +110,10 @@ impl<'a> Context<'a> {
             Stage::Others if block.forward(name).is_none() => Fate::Unclear,
             Stage::Others => {
                 let key = key(query, name);
-                let stored = self.cache.get(&key).filter(|_| block.cache.is_some());
+                let stored = block.memory.answers.get(&key).filter(|_| block.cache.is_some());
                 match stored.filter(|stored| stored.is_fresh(Instant::now())) {
                     Some(stored) => remembered(stored),
-                    None => Fate::Ask(key),
+                    None => Fate::Ask(block, key),
                 }
             }
             host => Fate::Host(host),
@@ -121,7 +121,7 @@ impl<'a> Context<'a> {
     }
 
     /// Writes that the name that was asked for is an alias, and of what.
-    fn say(
+    pub(crate) fn say(
         &self,
         query: &Query<'_>,
         one: &Try,
@@ -148,7 +148,7 @@ impl<'a> Context<'a> {
                 let same = Some((one.name.wire(), owner));
                 write::retold(&mut reply, same, &stored, age)
             }
-            Fate::NoName | Fate::Ask(_) | Fate::Unclear => return None,
+            Fate::NoName | Fate::Ask(..) | Fate::Unclear => return None,
         };
         if code != Code::NoError {
             return None;
@@ -169,28 +169,23 @@ fn remembered<'a>(stored: Arc<Stored>) -> Fate<'a> {
 
 impl Resolver {
     /// Completes a search for which others have to be asked; `None` if it cannot be completed.
-    pub(crate) async fn complete_search(
+    pub(crate) async fn complete_search<'a>(
         self: &Arc<Self>,
-        context: &Context<'_>,
+        context: &Context<'a>,
         query: &Query<'_>,
-        setup: &Arc<Setup>,
-        buffer: &mut [u8],
-    ) -> Option<usize> {
-        let found = self.search(context, query, setup);
-        let (one, fate) = time::timeout(PATIENCE, found).await.ok()??;
-        context.say(query, &one, fate, buffer)
+    ) -> Option<(Try, Fate<'a>)> {
+        time::timeout(PATIENCE, self.search(context, query)).await.ok()?
     }
 
     async fn search<'a>(
         self: &Arc<Self>,
         context: &Context<'a>,
         query: &Query<'_>,
-        setup: &Arc<Setup>,
     ) -> Option<(Try, Fate<'a>)> {
         let tries: Vec<Try> = context.tries(query)?.collect();
         for one in tries {
             let fate = match context.fate(query, &one) {
-                Fate::Ask(key) => match self.look_up(setup, key).await {
+                Fate::Ask(block, key) => match self.look_up(block, key).await {
                     Found::Fresh(stored) | Found::Stale(stored) => remembered(stored),
                     Found::Nothing(_) => Fate::Unclear,
                 },

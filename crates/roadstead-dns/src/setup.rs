@@ -12,6 +12,7 @@ use regex::{Captures, Regex};
 use roadstead_zone::answer::RecordType;
 use roadstead_zone::name::{Name, find_suffix};
 
+use crate::memory::Memory;
 use crate::reply::Code;
 use crate::upstream::Upstreams;
 
@@ -62,6 +63,8 @@ pub struct Block {
     pub transfers: Vec<Transfer>,
     /// How answers of others are remembered; `None` if they are not.
     pub cache: Option<CacheRule>,
+    /// What those who were asked said.
+    pub memory: Arc<Memory>,
     /// Whether the order of addresses stays as it is.
     pub fixed_order: bool,
     /// Whether to log every query.

@@ -120,7 +120,6 @@ impl Worker {
         let context = Context {
             zone: zone.latest(),
             setup: setup.latest(),
-            cache: &self.resolver.cache,
             transport: Transport::Udp,
             turn,
             asking: Some(Asking { clients: clients.latest(), address: peer.ip() }),

@@ -6,7 +6,7 @@ use std::env;
 use std::time::{Duration, Instant};
 
 use hickory_proto::op::Message;
-use roadstead_dns::cache::{Cache, Key, Stored};
+use roadstead_dns::cache::{Key, Stored};
 use roadstead_dns::clients::Clients;
 use roadstead_dns::corefile;
 use roadstead_dns::respond::{Context, MAX_REPLY, Response, Transport, respond};
@@ -116,7 +116,7 @@ fn key(name: &str, kind: u16) -> Key {
 
 #[test]
 fn damaged_queries() {
-    let (keeper, setup, cache) = (keeper(), setup(), Cache::default());
+    let (keeper, setup) = (keeper(), setup());
     let names = [
         ("web.prod.svc.cluster.local", 1),
         ("_http._tcp.db.prod.svc.cluster.local", 33),
@@ -138,8 +138,7 @@ fn damaged_queries() {
         let turn = random.below(1000);
         let address = [10, 244, 0, 2].into();
         let asking = Some(Asking { clients: &clients, address });
-        let context =
-            Context { zone: keeper.zone(), setup: &setup, cache: &cache, transport, turn, asking };
+        let context = Context { zone: keeper.zone(), setup: &setup, transport, turn, asking };
         if let Response::Reply(length) = respond(&context, &bytes, &mut buffer) {
             assert!(transport == Transport::Tcp || length <= 1232, "round {round}");
             let read = Message::from_vec(&buffer[..length]);
@@ -176,17 +175,10 @@ fn damaged_replies() {
             return;
         }
         kept += 1;
-        let cache = Cache::default();
-        cache.insert(key("example.org", 1), stored.into());
+        setup.blocks[0].memory.answers.insert(key("example.org", 1), stored.into());
         for transport in [Transport::Udp, Transport::Tcp] {
-            let context = Context {
-                zone: keeper.zone(),
-                setup: &setup,
-                cache: &cache,
-                transport,
-                turn: 0,
-                asking: None,
-            };
+            let context =
+                Context { zone: keeper.zone(), setup: &setup, transport, turn: 0, asking: None };
             if let Response::Reply(length) = respond(&context, &asked, &mut buffer) {
                 assert!(transport == Transport::Tcp || length <= 1232, "round {round}");
                 assert_eq!(buffer[..2], asked[..2], "round {round}");

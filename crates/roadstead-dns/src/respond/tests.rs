@@ -75,15 +75,8 @@ fn respond_to(
     turn: usize,
     buffer: &mut [u8],
 ) -> Response {
-    let (setup, cache) = (setup(), Cache::default());
-    let context = Context {
-        zone: keeper.zone(),
-        setup: &setup,
-        cache: &cache,
-        transport,
-        turn,
-        asking: None,
-    };
+    let setup = setup();
+    let context = Context { zone: keeper.zone(), setup: &setup, transport, turn, asking: None };
     respond(&context, bytes, buffer)
 }
 
@@ -103,12 +96,10 @@ fn exchange(bytes: &[u8], transport: Transport) -> Option<(Vec<u8>, Message)> {
 #[test]
 fn options() {
     let keeper = zone();
-    let cache = Cache::default();
     let setup = Setup { identity: "node-1".into(), ..setup() };
     let context = Context {
         zone: keeper.zone(),
         setup: &setup,
-        cache: &cache,
         transport: Transport::Udp,
         turn: 0,
         asking: None,
@@ -373,12 +364,12 @@ fn an_alias_is_completed_with_what_others_say() {
 }
 
 fn complete_with(asked: &[u8], found: &[u8], buffer: &mut [u8]) -> Option<usize> {
-    let (keeper, setup, cache) = (zone(), setup(), Cache::default());
+    let (keeper, setup) = (zone(), setup());
     let stored = Stored::read(found, &CacheRule::default(), Instant::now())?;
     let (zone, transport) = (keeper.zone(), Transport::Udp);
-    let context = Context { zone, setup: &setup, cache: &cache, transport, turn: 0, asking: None };
+    let context = Context { zone, setup: &setup, transport, turn: 0, asking: None };
     let query = Query::parse(asked).ok()?;
-    context.complete(&query, None, Some((&stored, 0)), buffer)
+    Some(context.complete(&query, None, Some((&stored, 0)), buffer))
 }
 
 proptest! {

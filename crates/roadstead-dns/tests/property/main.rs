@@ -10,7 +10,6 @@ use domain::rdata::AllRecordData;
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query};
 use hickory_proto::rr::{Name as HickoryName, RecordType as HickoryType};
 use proptest::prelude::*;
-use roadstead_dns::cache::Cache;
 use roadstead_dns::respond::{Context, MAX_REPLY, Response, Transport, respond};
 use roadstead_dns::setup::Setup;
 use roadstead_zone::name::Name;
@@ -53,15 +52,8 @@ fn query(name: &str, kind: u16, size: Option<u16>) -> Vec<u8> {
 }
 
 fn ask(keeper: &Keeper, bytes: &[u8], transport: Transport, turn: usize) -> Option<Vec<u8>> {
-    let (setup, cache) = (Setup::standard(None), Cache::default());
-    let context = Context {
-        zone: keeper.zone(),
-        setup: &setup,
-        cache: &cache,
-        transport,
-        turn,
-        asking: None,
-    };
+    let setup = Setup::standard(None);
+    let context = Context { zone: keeper.zone(), setup: &setup, transport, turn, asking: None };
     let mut buffer = vec![0; MAX_REPLY];
     match respond(&context, bytes, &mut buffer) {
         Response::Reply(length) => Some(buffer[..length].to_vec()),

@@ -137,6 +137,20 @@ async fn those_who_ask_the_same_share_an_answer() {
     assert_eq!(upstream.asked(), 1);
 }
 
+/// What was asked under old rules is of no concern to whoever asks under new ones.
+#[tokio::test(flavor = "multi_thread")]
+async fn new_rules_begin_with_nothing() {
+    let (old, new) = (Upstream::start(slow), Upstream::start(denies));
+    let running = run_with(&[&old]);
+    let first = tokio::spawn(ask(running.address, OUTSIDE));
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let upstreams = Upstreams::new(vec![new.address], Options::default());
+    running.resolver.setup.publish(Arc::new(Setup::standard(Some(Arc::new(upstreams)))));
+    assert_eq!(ask(running.address, OUTSIDE).await.0, ResponseCode::NXDomain);
+    assert_eq!(first.await.unwrap().1, "192.0.2.1");
+    assert_eq!(ask(running.address, OUTSIDE).await.0, ResponseCode::NXDomain);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_old_answer_is_better_than_none() {
     let upstream = Upstream::start(dies);
@@ -253,6 +267,7 @@ async fn rules_of_a_corefile() {
         "acme.local {{\n forward . {}\n}}\n. {{\n hosts {{\n  192.0.2.77 db.corp\n  fallthrough\n }}\n \
          rewrite name old.corp web.prod.svc.cluster.local\n \
          rewrite name suffix .was.org .org\n \
+         rewrite name moved.corp x.acme.local\n \
          rewrite name regex ^(.*)--(.*)\\.corp$ {{1}}.{{2}}.svc.cluster.local\n \
          template IN A made.up {{\n  answer \"{{{{ .Name }}}} 60 IN A 192.0.2.78\"\n }}\n \
          template ANY ANY gone.up {{\n  rcode NXDOMAIN\n }}\n \
@@ -269,6 +284,8 @@ async fn rules_of_a_corefile() {
         ("example.was.org.", NoError, "192.0.2.1"),
         ("web--prod.corp.", NoError, "10.96.0.1"),
         ("example.org.", NoError, "192.0.2.1"),
+        // The rules of the name in the question hold for the name that it stands for, too.
+        ("moved.corp.", NoError, "192.0.2.1"),
         ("x.acme.local.", NXDomain, ""),
         ("any.made.up.", NoError, "192.0.2.78"),
         ("any.gone.up.", NXDomain, ""),

@@ -12,7 +12,7 @@ use hickory_proto::rr::rdata::{A, AAAA, SOA};
 use hickory_proto::rr::{Name as HickoryName, RData, Record, RecordType};
 use proptest::prelude::*;
 use proptest::sample::select;
-use roadstead_dns::cache::{Cache, Key, Stored};
+use roadstead_dns::cache::{Key, Stored};
 use roadstead_dns::clients::Clients;
 use roadstead_dns::respond::{Context, MAX_REPLY, Response, Transport, respond};
 use roadstead_dns::search::Asking;
@@ -37,7 +37,6 @@ struct World {
     keeper: Keeper,
     outside: BTreeMap<String, Families>,
     setup: Setup,
-    cache: Cache,
     clients: Clients,
 }
 
@@ -70,7 +69,6 @@ impl World {
             keeper,
             outside,
             setup: Setup::standard(Some(nobody.into())),
-            cache: Cache::default(),
             clients: Clients::of([(client(), search)]),
         }
     }
@@ -102,7 +100,7 @@ impl World {
         let stored = Stored::read(&bytes, &CacheRule::default(), Instant::now()).unwrap();
         let name = Name::parse(name).unwrap().wire().into();
         let key = Key { name, kind, dnssec: false, unchecked: false };
-        self.cache.insert(key, stored.into());
+        self.setup.blocks[0].memory.answers.insert(key, stored.into());
     }
 
     fn ask(&self, name: &str, kind: u16, help: bool) -> Said {
@@ -119,7 +117,6 @@ impl World {
         let context = Context {
             zone: self.keeper.zone(),
             setup: &self.setup,
-            cache: &self.cache,
             transport: Transport::Udp,
             turn: 0,
             asking,

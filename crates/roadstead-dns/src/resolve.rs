@@ -21,6 +21,7 @@ use crate::memory::Outcome;
 use crate::message::{NameBuffer, Query};
 use crate::metrics::Counters;
 use crate::publish::Published;
+use crate::reply::Code;
 use crate::respond::{Context, MAX_REPLY, Response, Stage, Transport, key, respond};
 use crate::search::Asking;
 use crate::setup::{Block, CacheRule, Setup};
@@ -263,8 +264,12 @@ fn write(
         Found::Fresh(stored) => (stored, None),
         Found::Stale(stored) => (stored, Some((3, "no newer answer could be had"))),
         Found::Nothing(failure) => {
-            let number = if matches!(failure, Failure::Silent(_)) { 22 } else { 0 };
-            return context.fail(query, (number, failure), buffer);
+            let (code, number) = match failure {
+                Failure::Busy => (Code::Refused, 0),
+                Failure::Silent(_) => (Code::ServerFailure, 22),
+                Failure::Loop(_) => (Code::ServerFailure, 0),
+            };
+            return context.fail(query, code, (number, failure), buffer);
         }
     };
     let age = stored.age(Instant::now());
@@ -281,7 +286,8 @@ fn answer_alone(context: &Context<'_>, query: &Query<'_>, buffer: &mut [u8]) -> 
         Response::Reply(length) => length,
         // The guard came back, or the rules have changed in between.
         Response::Ignore | Response::Forward => {
-            context.fail(query, (0, "this server forwards to itself"), buffer)
+            let reason = (0, "this server forwards to itself");
+            context.fail(query, Code::ServerFailure, reason, buffer)
         }
     }
 }

@@ -245,12 +245,13 @@ impl<'a> Context<'a> {
     pub(crate) fn fail(
         &self,
         query: &Query<'_>,
+        code: Code,
         reason: (u16, impl std::fmt::Display),
         buffer: &mut [u8],
     ) -> usize {
         let buffer = &mut buffer[..usize::from(UDP_SIZE_WITHOUT_EDNS)];
         let reply = Reply::new(query, buffer, self.setup);
-        reply.finish_with(Code::ServerFailure, Some(reason))
+        reply.finish_with(code, Some(reason))
     }
 
     pub(crate) fn limit(&self, query: &Query<'_>) -> usize {

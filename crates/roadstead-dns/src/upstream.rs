@@ -55,7 +55,7 @@ pub struct Options {
     pub timeout: Duration,
     /// After how many failures in a row a server is left alone; 0 is never.
     pub max_fails: u32,
-    /// How many questions may wait at a time.
+    /// How many questions may wait at a time; 0 is without limit.
     pub most: usize,
     /// Whether to use TCP always.
     pub force_tcp: bool,
@@ -122,7 +122,7 @@ impl Upstreams {
         };
         Self {
             servers: servers.into_iter().map(server).collect(),
-            room: Semaphore::new(options.most),
+            room: Semaphore::new(room(options.most)),
             options,
             secret: RandomState::new(),
             asked: AtomicU64::new(0),
@@ -297,6 +297,11 @@ impl Server {
     }
 }
 
+/// How many questions there is room for.
+fn room(most: usize) -> usize {
+    if most == 0 { Semaphore::MAX_PERMITS } else { most.min(Semaphore::MAX_PERMITS) }
+}
+
 fn is_failure(reply: &[u8]) -> bool {
     matches!(reply[3] & 0x0f, 2 | 5)
 }
@@ -357,4 +362,19 @@ async fn over_tcp(server: SocketAddr, query: &[u8]) -> io::Result<Vec<u8>> {
     let mut reply = vec![0; usize::from(length)];
     stream.read_exact(&mut reply).await?;
     if belongs(&reply, query) { Ok(reply) } else { Err(io::ErrorKind::InvalidData.into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_many_may_wait() {
+        for (most, want) in
+            [(0, Semaphore::MAX_PERMITS), (7, 7), (usize::MAX, Semaphore::MAX_PERMITS)]
+        {
+            let upstreams = Upstreams::new(Vec::new(), Options { most, ..Options::default() });
+            assert_eq!(upstreams.room.available_permits(), want, "max_concurrent {most}");
+        }
+    }
 }

@@ -137,6 +137,19 @@ async fn those_who_ask_the_same_share_an_answer() {
     assert_eq!(upstream.asked(), 1);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn no_more_wait_than_may() {
+    let upstream = Upstream::start(silent);
+    let timeout = Duration::from_millis(700);
+    let options = Options { most: 1, timeout, ..Options::default() };
+    let upstreams = Upstreams::new(vec![upstream.address], options);
+    let running = run(Setup::standard(Some(Arc::new(upstreams))));
+    let first = tokio::spawn(ask(running.address, OUTSIDE));
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(ask(running.address, "other.org.").await.0, ResponseCode::Refused);
+    assert_eq!(first.await.unwrap().0, ResponseCode::ServFail);
+}
+
 /// What was asked under old rules is of no concern to whoever asks under new ones.
 #[tokio::test(flavor = "multi_thread")]
 async fn new_rules_begin_with_nothing() {

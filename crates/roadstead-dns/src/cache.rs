@@ -15,6 +15,12 @@ use crate::setup::CacheRule;
 const SHARDS: usize = 64;
 /// All shards together hold twice as many as CoreDNS does of answers, in less memory.
 const MOST_PER_SHARD: usize = 312;
+/// All shards together take 16 MiB at most.
+const BYTES_PER_SHARD: usize = (16 << 20) / SHARDS;
+/// Longer messages are not worth the room.
+const LONGEST: usize = 16 << 10;
+/// What a message takes besides its bytes and its name.
+const OVERHEAD: usize = 128;
 /// How long a failure of others is remembered (RFC 9520).
 const FAILURE: Duration = Duration::from_secs(1);
 
@@ -40,6 +46,8 @@ pub struct Stored {
     pub received: Instant,
     /// For how long it holds.
     pub lifetime: Duration,
+    /// For how many seconds anything in it may hold at most.
+    pub longest: u32,
 }
 
 impl Stored {
@@ -71,13 +79,23 @@ impl Stored {
         }
         bytes.truncate(end);
         bytes[10..12].copy_from_slice(&additional.to_be_bytes());
-        let seconds = |seconds: u32| Duration::from_secs(seconds.into());
-        let lifetime = match (code, answers) {
-            (0, Some(lifetime)) => seconds(lifetime).min(rule.success),
-            (0 | 3, _) => seconds(denial.unwrap_or(0)).min(rule.denial),
-            _ => FAILURE,
+        let (lifetime, longest) = match (code, answers) {
+            (0, Some(lifetime)) => (lifetime, rule.success),
+            (0 | 3, _) => (denial.unwrap_or(0), rule.denial),
+            _ => (u32::MAX, FAILURE),
         };
-        Some(Self { bytes: bytes.into(), received: now, lifetime })
+        let lifetime = match message[2] & 0x02 {
+            0 => Duration::from_secs(lifetime.into()).min(longest),
+            // Who asks again may get all of it.
+            _ => Duration::ZERO,
+        };
+        let longest = u32::try_from(longest.as_secs()).unwrap_or(u32::MAX);
+        Some(Self { bytes: bytes.into(), received: now, lifetime, longest })
+    }
+
+    /// How long a record in it may be remembered when the message has this age.
+    pub fn rest(&self, lifetime: u32, age: u32) -> u32 {
+        lifetime.min(self.longest).saturating_sub(age).max(1)
     }
 
     /// How old it is, in seconds.
@@ -108,7 +126,39 @@ pub struct Cache {
     shards: Box<[Mutex<Shard>]>,
 }
 
-type Shard = HashMap<Key, Arc<Stored>>;
+#[derive(Debug, Default)]
+struct Shard {
+    known: HashMap<Key, Arc<Stored>>,
+    bytes: usize,
+}
+
+impl Shard {
+    fn remove(&mut self, key: &Key) {
+        if let Some(stored) = self.known.remove(key) {
+            self.bytes -= size(key, &stored);
+        }
+    }
+
+    fn insert(&mut self, key: Key, stored: Arc<Stored>) {
+        self.bytes += size(&key, &stored);
+        self.known.insert(key, stored);
+    }
+
+    fn is_full(&self, more: usize) -> bool {
+        self.known.len() >= MOST_PER_SHARD || self.bytes + more > BYTES_PER_SHARD
+    }
+
+    /// What can be spared.
+    fn victim(&self, now: Instant) -> Option<Key> {
+        let old = self.known.iter().find(|(_, known)| !known.is_fresh(now));
+        // The order of a HashMap is as good as chance.
+        old.or_else(|| self.known.iter().next()).map(|(key, _)| key.clone())
+    }
+}
+
+fn size(key: &Key, stored: &Stored) -> usize {
+    key.name.len() + stored.bytes.len() + OVERHEAD
+}
 
 impl Default for Cache {
     fn default() -> Self {
@@ -125,36 +175,33 @@ impl Cache {
 
     /// What is known, whether it still holds or not.
     pub fn get(&self, key: &Key) -> Option<Arc<Stored>> {
-        self.shard(key).get(key).cloned()
+        self.shard(key).known.get(key).cloned()
     }
 
     /// Remembers a message, if that is of any use.
     pub fn learn(&self, key: Key, stored: &Arc<Stored>) {
         // A failure must not push out an answer that may still help.
         let worse = || stored.is_failure() && self.get(&key).is_some_and(|old| !old.is_failure());
-        if !stored.lifetime.is_zero() && !worse() {
+        if !stored.lifetime.is_zero() && stored.bytes.len() <= LONGEST && !worse() {
             self.insert(key, stored.clone());
         }
     }
 
     /// Remembers a message. Something else is forgotten if there is no room.
     pub fn insert(&self, key: Key, stored: Arc<Stored>) {
-        let now = stored.received;
         let mut shard = self.shard(&key);
-        if shard.len() >= MOST_PER_SHARD && !shard.contains_key(&key) {
-            let old = shard.iter().find(|(_, known)| !known.is_fresh(now));
-            // The order of a HashMap is as good as chance.
-            let victim = old.or_else(|| shard.iter().next()).map(|(key, _)| key.clone());
-            victim.and_then(|victim| shard.remove(&victim));
+        shard.remove(&key);
+        while shard.is_full(size(&key, &stored)) {
+            let Some(victim) = shard.victim(stored.received) else { break };
+            shard.remove(&victim);
         }
         shard.insert(key, stored);
     }
 
     /// How many answers there are.
     pub fn len(&self) -> usize {
-        let lock = |shard: &Mutex<HashMap<_, _>>| {
-            shard.lock().unwrap_or_else(PoisonError::into_inner).len()
-        };
+        let lock =
+            |shard: &Mutex<Shard>| shard.lock().unwrap_or_else(PoisonError::into_inner).known.len();
         self.shards.iter().map(lock).sum()
     }
 
@@ -179,6 +226,7 @@ mod tests {
             ("a missing name", "nxdomain, soa 300 60", Some(60)),
             ("an absence without authority", "", Some(0)),
             ("a failure", "servfail", Some(1)),
+            ("a part of the answers", "tc, answer 60", Some(0)),
             ("damage", "answer 60, cut 3", None),
             ("more records promised", "answer 60, claim 3", None),
         ];
@@ -188,15 +236,44 @@ mod tests {
         }
     }
 
+    fn stored(words: &str) -> Stored {
+        Stored::read(&message(words), &CacheRule::default(), Instant::now()).unwrap()
+    }
+
+    fn key(number: u32) -> Key {
+        Key { name: number.to_be_bytes().into(), kind: 1, dnssec: false, unchecked: false }
+    }
+
     #[test]
     fn room_is_bounded() {
-        let cache = Cache::default();
-        let stored = Stored::read(&message("answer 60"), &CacheRule::default(), Instant::now());
-        let stored = Arc::new(stored.unwrap());
-        for n in 0..50_000_u32 {
-            let name = n.to_be_bytes().into();
-            cache.insert(Key { name, kind: 1, dnssec: false, unchecked: false }, stored.clone());
+        // The length of each message, and how many of them are kept.
+        for (length, fewest, most) in
+            [(60, 10_000, SHARDS * MOST_PER_SHARD), (8 << 10, 1500, 2048), (LONGEST + 1, 0, 0)]
+        {
+            let cache = Cache::default();
+            let bytes = vec![0; length].into();
+            let stored = Arc::new(Stored { bytes, ..stored("answer 60") });
+            (0..50_000).for_each(|n| cache.learn(key(n), &stored));
+            let kept = cache.len();
+            assert!((fewest..=most).contains(&kept), "{kept} messages of {length} bytes");
+            let bytes = |shard: &Mutex<Shard>| shard.lock().unwrap().bytes;
+            assert!(cache.shards.iter().map(bytes).sum::<usize>() <= 16 << 20);
         }
-        assert!(cache.len() <= SHARDS * MOST_PER_SHARD && cache.len() > 10_000, "{}", cache.len());
+    }
+
+    #[test]
+    fn the_same_again_takes_no_more_room() {
+        let cache = Cache::default();
+        let all = [stored("answer 60"), stored("answer 60, answer 60")].map(Arc::new);
+        (0..10_000).for_each(|n| cache.learn(key(7), &all[n % 2]));
+        assert_eq!(cache.shard(&key(7)).bytes, size(&key(7), &all[1]));
+    }
+
+    #[test]
+    fn no_record_holds_longer_than_we_like() {
+        let rule = CacheRule { success: seconds(30), ..CacheRule::default() };
+        let stored = Stored::read(&message("answer 300"), &rule, Instant::now()).unwrap();
+        let rests = [(300, 0), (300, 10), (20, 10), (20, 50)].map(|(l, age)| stored.rest(l, age));
+        assert_eq!(rests, [30, 20, 10, 1]);
     }
 }

@@ -145,7 +145,7 @@ impl Resolver {
             return Found::Fresh(stored.clone());
         }
         self.counters.miss();
-        let rule = block.cache.unwrap_or(CacheRule { stale: Duration::ZERO, ..Default::default() });
+        let rule = block.cache.unwrap_or(CacheRule::NONE);
         let Some(forward) = block.forward(&key.name) else { return self.own(&key, &rule) };
         let (mut flight, pilot) = block.memory.join(&key);
         if let Some(pilot) = pilot {

@@ -124,6 +124,15 @@ pub struct CacheRule {
     pub stale: Duration,
 }
 
+impl CacheRule {
+    /// For those that are not remembered: they hold for as long as they say.
+    pub const NONE: Self = Self {
+        success: Duration::from_secs(u32::MAX as u64),
+        denial: Duration::from_secs(u32::MAX as u64),
+        stale: Duration::ZERO,
+    };
+}
+
 impl Default for CacheRule {
     fn default() -> Self {
         Self {

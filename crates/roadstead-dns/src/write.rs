@@ -340,7 +340,7 @@ pub fn foreign(reply: &mut Reply<'_>, query: &Query<'_>, stored: &Stored, age: u
             }
             break;
         }
-        let lifetime = record.lifetime.saturating_sub(age).max(1);
+        let lifetime = stored.rest(record.lifetime, age);
         reply.patch(written + record.data_at - 6 - at, &lifetime.to_be_bytes());
         at = record.end();
     }
@@ -364,7 +364,7 @@ pub fn retold(
 ) -> Code {
     let bytes = &stored.bytes;
     let fits = message::answers(bytes).all(|record| {
-        let lifetime = record.lifetime.saturating_sub(age).max(1);
+        let lifetime = stored.rest(record.lifetime, age);
         let wire = record.owner.wire();
         let owner = match same {
             Some((name, at)) if wire.eq_ignore_ascii_case(name) => Owner::At(at),

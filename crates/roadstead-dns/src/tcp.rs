@@ -1,9 +1,11 @@
 //! Streams: many queries per connection, answered as soon as each can be, in whatever order.
 //!
 //! When there are too many connections, those that have been silent for longest have to go, so
-//! that whoever only holds connections open keeps nobody else out. A silent one has no buffers.
+//! that whoever only holds connections open keeps nobody else out. A client with many of them pushes
+//! out its own. A silent one has no buffers.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,6 +29,9 @@ use crate::udp::{kind, log};
 const MOST: usize = 10_240;
 /// How much of the files that the process may open is for connections; the rest is for others.
 const SHARE: u64 = 3;
+/// One client may have so many times fewer. That is still many, because all pods of a node may come
+/// from its address.
+const FOR_ONE: usize = 4;
 /// How long a connection may be idle.
 const IDLE: Duration = Duration::from_secs(10);
 /// How many queries of one connection may wait for other servers.
@@ -48,19 +53,20 @@ pub async fn serve(listener: TcpListener, resolver: Arc<Resolver>, stop: Cancell
         let Ok((stream, peer)) = accepted.inspect_err(|error| warn!(%error, "cannot accept"))
         else {
             // Most likely there are too many open files: some of them can be spared.
-            let now = crowd.lock().len().max(1);
-            crowd.make_room(now);
+            let now = crowd.lock().all.len().max(1);
+            crowd.lock().make_room(now, None);
             time::sleep(Duration::from_millis(20)).await;
             continue;
         };
         let _ = stream.set_nodelay(true);
-        crowd.make_room(most);
-        let guest = crowd.enter(stop.child_token());
+        let client = peer.ip().to_canonical();
+        crowd.lock().make_room(most, Some(client));
+        let guest = crowd.enter(client, stop.child_token());
         let (resolver, crowd) = (resolver.clone(), crowd.clone());
         tokio::spawn(async move {
             let talk = converse(stream, peer, &resolver, &guest);
             let _ = guest.leave.run_until_cancelled(talk).await;
-            crowd.lock().remove(&guest.number);
+            crowd.lock().remove(guest.number);
         });
     }
 }
@@ -86,12 +92,20 @@ fn room() -> usize {
 #[derive(Debug, Default)]
 struct Crowd {
     next: AtomicU64,
-    guests: Mutex<HashMap<u64, Arc<Guest>>>,
+    guests: Mutex<Guests>,
+}
+
+/// Connections by number, and how many each client has.
+#[derive(Debug, Default)]
+struct Guests {
+    all: HashMap<u64, Arc<Guest>>,
+    clients: HashMap<IpAddr, usize>,
 }
 
 #[derive(Debug)]
 struct Guest {
     number: u64,
+    client: IpAddr,
     /// When it last said something, in milliseconds.
     active: AtomicU64,
     began: Instant,
@@ -110,33 +124,55 @@ impl Guest {
 }
 
 impl Crowd {
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Arc<Guest>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Guests> {
         self.guests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn enter(&self, leave: CancellationToken) -> Arc<Guest> {
+    fn enter(&self, client: IpAddr, leave: CancellationToken) -> Arc<Guest> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let active = AtomicU64::new(0);
-        let guest = Arc::new(Guest { number, active, began: Instant::now(), leave });
-        self.lock().insert(number, guest.clone());
+        let guest = Arc::new(Guest { number, client, active, began: Instant::now(), leave });
+        let mut guests = self.lock();
+        guests.all.insert(number, guest.clone());
+        *guests.clients.entry(client).or_default() += 1;
         guest
     }
+}
 
-    /// Sends away those who have been silent for longest, until there are fewer than that.
-    fn make_room(&self, most: usize) {
-        let mut guests = self.lock();
-        if guests.len() < most {
-            return;
+impl Guests {
+    fn remove(&mut self, number: u64) -> Option<Arc<Guest>> {
+        let guest = self.all.remove(&number)?;
+        if let Entry::Occupied(mut count) = self.clients.entry(guest.client) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
         }
-        // Some at a time, so that a flood does not make us search for each one; but only some,
-        // because others wait while they leave.
-        let mut all: Vec<_> = guests.values().map(|g| (g.silent_since(), g.number)).collect();
-        let count = (most / 64).max(1);
-        if count < all.len() {
-            all.select_nth_unstable(count);
+        Some(guest)
+    }
+
+    /// Sends some away if there are that many, or if one client has more than its share of them.
+    fn make_room(&mut self, most: usize, client: Option<IpAddr>) {
+        let share = (most / FOR_ONE).max(1);
+        let greedy = client.filter(|client| self.clients.get(client).is_some_and(|n| *n >= share));
+        match greedy {
+            Some(client) => self.send_away(share, |guest| guest.client == client),
+            None if self.all.len() >= most => self.send_away(most, |_| true),
+            None => {}
         }
-        for (_, number) in all.into_iter().take(count) {
-            if let Some(guest) = guests.remove(&number) {
+    }
+
+    /// Sends away those who have been silent for longest: some at a time, so that a flood does not
+    /// make us search for each one; but only some, because others wait while they leave.
+    fn send_away(&mut self, of: usize, whom: impl Fn(&Guest) -> bool) {
+        let some = self.all.values().filter(|guest| whom(guest));
+        let mut some: Vec<_> = some.map(|guest| (guest.silent_since(), guest.number)).collect();
+        let count = (of / 64).max(1);
+        if count < some.len() {
+            some.select_nth_unstable(count);
+        }
+        for (_, number) in some.into_iter().take(count) {
+            if let Some(guest) = self.remove(number) {
                 guest.leave.cancel();
             }
         }
@@ -276,4 +312,42 @@ fn answer(resolver: &Resolver, query: &[u8], peer: &SocketAddr, output: &mut Vec
             }
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lets clients in, one after the other; returns how many connections each has at the end.
+    fn crowd(most: usize, clients: &str) -> String {
+        let crowd = Crowd::default();
+        for client in clients.bytes() {
+            let client = IpAddr::from([10, 0, 0, client]);
+            crowd.lock().make_room(most, Some(client));
+            crowd.enter(client, CancellationToken::new());
+        }
+        let guests = crowd.lock();
+        let mut counts: Vec<_> = guests.clients.iter().collect();
+        counts.sort_unstable();
+        assert_eq!(guests.all.len(), counts.iter().map(|(_, count)| **count).sum::<usize>());
+        let last =
+            |client: &IpAddr| client.to_string().rsplit('.').next().unwrap().parse().unwrap();
+        let text = counts.iter().map(|(client, count)| {
+            let letter: u8 = last(client);
+            format!("{}{count}", char::from(letter))
+        });
+        text.collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn one_client_pushes_out_its_own() {
+        for (name, most, clients, want) in [
+            ("room for all", 8, "abab", "a2 b2"),
+            ("too many of one", 8, "abaaaaaaaa", "a2 b1"),
+            ("too many in all", 4, "abcde", "b1 c1 d1 e1"),
+            ("the one that is there longest", 4, "aaaa", "a1"),
+        ] {
+            assert_eq!(crowd(most, clients), want, "{name}");
+        }
+    }
 }

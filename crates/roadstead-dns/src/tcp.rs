@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Resource, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -72,13 +72,15 @@ pub async fn serve(listener: TcpListener, resolver: Arc<Resolver>, stop: Cancell
 }
 
 /// Lets the process open as many files as the system permits, which is usually far more than it gives
-/// at first. Whoever starts a process for this server alone should call it.
-pub fn raise_file_limit() {
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
+/// at first; returns how many those were. Whoever starts a process with this server should call it,
+/// and give programs that know nothing of it their old limit.
+pub fn raise_file_limit() -> Option<u64> {
+    let before = getrlimit(Resource::Nofile);
+    let limit = Rlimit { current: before.maximum, ..before };
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
         warn!(%error, "cannot have more open files");
     }
+    before.current
 }
 
 /// How many connections there may be, given how many files the process may open.

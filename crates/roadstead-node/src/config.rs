@@ -28,6 +28,8 @@ pub struct Config {
     pub state_dir: PathBuf,
     /// The node's own address.
     pub internal_ip: IpAddr,
+    /// How many files a container's processes may open at first; `None` is as many as the agent.
+    pub open_files: Option<u64>,
 }
 
 impl Config {

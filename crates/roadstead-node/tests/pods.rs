@@ -32,6 +32,7 @@ fn config(state_dir: &Path) -> Config {
         cluster_domain: "cluster.local".into(),
         state_dir: state_dir.into(),
         internal_ip: [192, 0, 2, 1].into(),
+        open_files: None,
     }
 }
 
@@ -119,6 +120,19 @@ fn pid(pod: &str, which: &str) -> String {
     let text = fs::read(format!("/run/state/pods/uid-of-{pod}/main/running.json")).unwrap();
     let running: serde_json::Value = serde_json::from_slice(&text).unwrap();
     running[which]["pid"].to_string()
+}
+
+#[test]
+fn programs_do_not_get_the_agents_limit_of_files() {
+    in_laboratory(async |config| {
+        let config = Config { open_files: Some(77), ..config };
+        let runtime = BuiltinRuntime::start(&config, executable()).await.unwrap();
+        start(&runtime, "one", &[]).await;
+        let limits = fs::read_to_string(format!("/proc/{}/limits", pid("one", "init"))).unwrap();
+        let files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+        assert_eq!(files.split_whitespace().nth(3), Some("77"), "{files}");
+        runtime.remove(&name("one")).await.unwrap();
+    });
 }
 
 #[test]

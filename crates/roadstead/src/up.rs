@@ -85,6 +85,8 @@ struct Plan {
     service_cidr: Ipv4Net,
     dns_ip: Ipv4Addr,
     internal_ip: IpAddr,
+    /// How many files programs may open, if not as many as we.
+    open_files: Option<u64>,
 }
 
 impl Plan {
@@ -107,7 +109,16 @@ impl Plan {
             bail!("--dns-ip {dns_ip} is not in --service-cidr {service_cidr}");
         }
         let internal_ip = primary_address().unwrap_or_else(|| gateway(pod_cidr).into());
-        Ok(Self { args, node_name: name, kubeconfig, pod_cidr, service_cidr, dns_ip, internal_ip })
+        Ok(Self {
+            args,
+            node_name: name,
+            kubeconfig,
+            pod_cidr,
+            service_cidr,
+            dns_ip,
+            internal_ip,
+            open_files: None,
+        })
     }
 
     fn store(&self) -> anyhow::Result<Arc<Store>> {
@@ -127,6 +138,7 @@ impl Plan {
             cluster_domain: self.args.cluster_domain.clone(),
             state_dir: self.args.data_dir.join("node"),
             internal_ip: self.internal_ip,
+            open_files: self.open_files,
         }
     }
 
@@ -173,7 +185,8 @@ impl Plan {
 /// Runs everything until interrupted.
 pub async fn run(args: Args) -> anyhow::Result<()> {
     let begin = Instant::now();
-    let plan = Plan::new(args)?;
+    let open_files = roadstead_dns::tcp::raise_file_limit();
+    let plan = Plan { open_files, ..Plan::new(args)? };
     let stop = crate::cli::interrupted();
     let privileged = machine::is_privileged();
     let pki = apiserver::pki(&plan.args.data_dir);

@@ -47,6 +47,9 @@ pub(crate) struct Recipe {
     pub(crate) files: BTreeMap<String, String>,
     pub(crate) directory: PathBuf,
     pub(crate) log: PathBuf,
+    /// How many files its processes may open at first; `None` is as many as the agent.
+    #[serde(default)]
+    pub(crate) open_files: Option<u64>,
 }
 
 /// The processes of a container that runs.

@@ -9,7 +9,7 @@ use std::thread;
 
 use jiff::Timestamp;
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::Pid;
+use rustix::process::{Pid, Resource, getrlimit, setrlimit};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
 use super::log::{self, Stream};
@@ -71,6 +71,7 @@ fn launch(path: &Path) -> Result<Launched, String> {
 fn split(recipe: Recipe) -> Result<(Launched, OwnedFd), Failure> {
     // A terminal's Ctrl-C is for the agent, not for its containers.
     let _ = rustix::process::setsid();
+    limit_files(recipe.open_files);
     let log = open_log(&recipe.log)?;
     let pipe = || pipe_with(PipeFlags::CLOEXEC).trying(|| "make a pipe".into());
     let ((stdout, stdout_end), (stderr, stderr_end), (started, started_end)) =
@@ -90,6 +91,17 @@ fn split(recipe: Recipe) -> Result<(Launched, OwnedFd), Failure> {
             let outputs = [(Stream::Stdout, stdout), (Stream::Stderr, stderr)];
             Ok((Launched { recipe, init, outputs, log }, started))
         }
+    }
+}
+
+/// The agent may have raised its own limit, which is of no concern to programs: some allocate for as
+/// many files as they may open, or close them all.
+fn limit_files(open_files: Option<u64>) {
+    if let Some(most) = open_files {
+        let mut limit = getrlimit(Resource::Nofile);
+        limit.current = Some(limit.maximum.map_or(most, |maximum| maximum.min(most)));
+        // To make it lower is always allowed.
+        let _ = setrlimit(Resource::Nofile, limit);
     }
 }
 

@@ -41,6 +41,7 @@ pub struct BuiltinRuntime {
     subnet: ipnet::Ipv4Net,
     host: IpAddr,
     executable: PathBuf,
+    open_files: Option<u64>,
     state: Mutex<State>,
     recovered: Vec<RecoveredPod>,
 }
@@ -98,6 +99,7 @@ impl BuiltinRuntime {
             subnet: config.pod_cidr,
             host: config.internal_ip,
             executable,
+            open_files: config.open_files,
             state: Mutex::new(state),
             recovered,
         })
@@ -153,6 +155,7 @@ impl BuiltinRuntime {
             working_directory: order.working_directory,
             hostname: order.hostname,
             files: order.files,
+            open_files: self.open_files,
         })
     }
 

@@ -30,6 +30,7 @@ fn config() -> Config {
         cluster_domain: "cluster.local".into(),
         state_dir: "/run/state".into(),
         internal_ip: [192, 0, 2, 1].into(),
+        open_files: None,
     }
 }
 

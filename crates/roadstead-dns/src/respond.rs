@@ -224,8 +224,8 @@ impl<'a> Context<'a> {
         if !answer.aliases.is_empty() {
             reply.set_authoritative();
         }
-        write::aliases(&mut reply, self.zone, &answer, HEADER_LENGTH);
-        let code = match found {
+        let fits = write::aliases(&mut reply, self.zone, &answer, HEADER_LENGTH).is_some();
+        let code = match found.filter(|_| fits) {
             None => Code::NoError,
             Some((stored, age)) => {
                 let same = asked.map(|asked| (asked, HEADER_LENGTH));

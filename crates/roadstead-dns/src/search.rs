@@ -135,7 +135,7 @@ impl<'a> Context<'a> {
         let raw = query.bytes.get(HEADER_LENGTH..HEADER_LENGTH + one.base)?;
         let target = [raw, &one.name.wire()[one.base..]];
         let lifetime = self.zone.settings().lifetimes.negative;
-        let owner = write::alias(&mut reply, HEADER_LENGTH, target, lifetime);
+        let owner = write::alias(&mut reply, HEADER_LENGTH, target, lifetime)?;
         let kind = RecordType::from_number(query.kind);
         let code = match fate {
             Fate::Cluster(answer) => {

@@ -64,7 +64,7 @@ pub fn answer_from(
     owner: usize,
 ) -> Code {
     reply.set_authoritative();
-    let owner = aliases(reply, zone, answer, owner);
+    let Some(owner) = aliases(reply, zone, answer, owner) else { return Code::NoError };
     match &answer.end {
         End::Found(found, lifetime) => {
             if !records(reply, zone, found, (owner, *lifetime), place, turn) {
@@ -85,14 +85,26 @@ pub fn answer_from(
 }
 
 /// Writes the aliases that were followed; returns where the last name is that was asked about.
-pub fn aliases(reply: &mut Reply<'_>, zone: &Zone, answer: &Answer<'_>, first: usize) -> usize {
+/// `None` if they do not all fit: then nothing can follow, because its name would not be there.
+pub fn aliases(
+    reply: &mut Reply<'_>,
+    zone: &Zone,
+    answer: &Answer<'_>,
+    first: usize,
+) -> Option<usize> {
     let lifetime = zone.alias_lifetime();
-    let all = answer.aliases.iter();
-    all.fold(first, |owner, target| alias(reply, owner, [target.wire(), &[]], lifetime))
+    let mut all = answer.aliases.iter();
+    all.try_fold(first, |owner, target| alias(reply, owner, [target.wire(), &[]], lifetime))
 }
 
 /// Writes that a name is an alias of another, which is given in two parts; returns where that is.
-pub fn alias(reply: &mut Reply<'_>, owner: usize, target: [&[u8]; 2], lifetime: u32) -> usize {
+/// `None` if it does not fit, and the reply says so.
+pub fn alias(
+    reply: &mut Reply<'_>,
+    owner: usize,
+    target: [&[u8]; 2],
+    lifetime: u32,
+) -> Option<usize> {
     let mut at = owner;
     let fits = reply.record(Section::Answer, Owner::At(owner), (types::CNAME, lifetime), |r| {
         at = r.position();
@@ -101,7 +113,7 @@ pub fn alias(reply: &mut Reply<'_>, owner: usize, target: [&[u8]; 2], lifetime: 
     if !fits {
         reply.set_truncated();
     }
-    at
+    fits.then_some(at)
 }
 
 /// Returns whether all of them fit.
@@ -381,15 +393,25 @@ pub fn retold(
 /// The data of a record; names within it may point to elsewhere in that other message.
 fn data(reply: &mut Reply<'_>, bytes: &[u8], record: &Record) -> Option<()> {
     const MX: u16 = 15;
-    let before = match record.kind {
-        types::CNAME | types::PTR | types::NS => 0,
-        MX => 2,
-        types::SRV => 6,
-        _ => return reply.put(&bytes[record.data_at..record.end()]),
+    const RP: u16 = 17;
+    const AFSDB: u16 = 18;
+    const DNAME: u16 = 39;
+    // How many bytes come first, and how many names then (RFC 3597, section 4).
+    let (before, names) = match record.kind {
+        types::CNAME | types::PTR | types::NS | DNAME => (0, 1),
+        types::SOA | RP => (0, 2),
+        MX | AFSDB => (2, 1),
+        types::SRV => (6, 1),
+        _ => (record.data_length, 0),
     };
-    reply.put(bytes.get(record.data_at..record.data_at + before)?)?;
-    let (name, _) = message::read_name(bytes, record.data_at + before)?;
-    reply.put(name.wire())
+    let mut at = record.data_at + before;
+    reply.put(bytes.get(record.data_at..at)?)?;
+    for _ in 0..names {
+        let (name, next) = message::read_name(bytes, at)?;
+        reply.put(name.wire())?;
+        at = next;
+    }
+    reply.put(bytes.get(at..record.end())?)
 }
 
 fn code(bytes: &[u8]) -> Code {

@@ -363,6 +363,48 @@ fn an_alias_is_completed_with_what_others_say() {
     assert_eq!(text(&reply.answers), want);
 }
 
+/// Names in the data of other servers may be pointers, which would lead elsewhere here.
+#[test]
+fn what_others_say_is_retold_in_full() {
+    use hickory_proto::rr::RData;
+    use hickory_proto::rr::rdata::SOA;
+    let asked = query("outer.prod.svc.cluster.local.", Kind::SOA, None).to_vec().unwrap();
+    let mut found = query("example.org.", Kind::SOA, None).into_response();
+    let name = |text| HickoryName::from_ascii(text).unwrap();
+    let soa = SOA::new(name("ns.example.org."), name("me.example.org."), 1, 2, 3, 4, 5);
+    let record = HickoryRecord::from_rdata(name("example.org."), 60, RData::SOA(soa.clone()));
+    found.add_answer(record);
+    let mut buffer = vec![0; MAX_REPLY];
+    let length = complete_with(&asked, &found.to_vec().unwrap(), &mut buffer).unwrap();
+    let reply = Message::from_vec(&buffer[..length]).unwrap();
+    assert_eq!(reply.answers.last().unwrap().data, RData::SOA(soa));
+}
+
+/// A chain of aliases that is longer than a datagram is cut between two of them.
+#[test]
+fn too_many_aliases() {
+    let (namespace, long) = ("n".repeat(60), |n: usize| format!("{n}{}", "x".repeat(60)));
+    let mut keeper = zone();
+    for n in 0..5 {
+        let target = format!("{}.{namespace}.svc.cluster.local", long(n + 1));
+        let spec = match n {
+            4 => json!({"clusterIPs": ["10.96.0.9"]}),
+            _ => json!({"type": "ExternalName", "externalName": target}),
+        };
+        let service = json!({"metadata": {"namespace": namespace, "name": long(n)}, "spec": spec});
+        keeper.observe_service(&serde_json::from_value(service).unwrap());
+    }
+    let name = format!("{}.{namespace}.svc.cluster.local.", long(0));
+    let asked = query(&name, Kind::A, None).to_vec().unwrap();
+    for (transport, truncated, answers) in [(Transport::Udp, true, 2), (Transport::Tcp, false, 5)] {
+        let mut buffer = vec![0; MAX_REPLY];
+        let response = respond_to(&keeper, &asked, transport, 0, &mut buffer);
+        let Response::Reply(length) = response else { panic!("{response:?}") };
+        let reply = Message::from_vec(&buffer[..length]).unwrap();
+        assert_eq!((reply.metadata.truncation, reply.answers.len()), (truncated, answers));
+    }
+}
+
 fn complete_with(asked: &[u8], found: &[u8], buffer: &mut [u8]) -> Option<usize> {
     let (keeper, setup) = (zone(), setup());
     let stored = Stored::read(found, &CacheRule::default(), Instant::now())?;

@@ -93,7 +93,7 @@ impl Follower {
                         }
                         state.keeper.configure(new.settings.clone());
                         wanted = new;
-                        self.publish(&state);
+                        self.publish(&mut state);
                     }
                 }
             };
@@ -141,8 +141,9 @@ impl Follower {
         }
     }
 
-    fn publish(&self, state: &State) {
+    fn publish(&self, state: &mut State) {
         let complete = state.keeper.zone().synced();
+        state.keeper.number(self.zone.get().serial(), seconds_since_1970());
         // A zone that is being rebuilt must not take the place of a complete one.
         if complete || !self.zone.get().synced() {
             self.zone.publish(state.keeper.snapshot());
@@ -178,7 +179,6 @@ struct State {
 impl State {
     fn new(wanted: Wanted, serial: u32) -> Self {
         let synced = [false, false, false, wanted.settings.pods != PodNames::Verified];
-        let serial = serial.max(seconds_since_1970());
         let keeper = Keeper::new(wanted.settings, serial);
         Self { keeper, synced, revision: 0, services: 0, pods: HashMap::new() }
     }

@@ -325,6 +325,21 @@ impl Keeper {
     /// From now on, what is not here does not exist. Before, nobody can say.
     pub fn set_synced(&mut self) {
         self.zone.synced = true;
+        self.bump();
+    }
+
+    /// Gives the zone its number, if it is not as it was when it had the number `last`: the time in
+    /// seconds, or the next one if that is no later. So the number does not fall when a server starts
+    /// again, unless there is more than one change per second all the time. What is listed at the
+    /// start is no change.
+    pub fn number(&mut self, last: u32, now: u32) {
+        // As RFC 1982 compares them.
+        let is_later = (1..1 << 31).contains(&now.wrapping_sub(last));
+        self.zone.serial = match (self.zone.synced, self.zone.serial != last) {
+            (true, true) if is_later => now,
+            (true, true) => last.wrapping_add(1),
+            _ => last,
+        };
     }
 
     /// Takes in other settings. The names of endpoints follow only when their slices are seen

@@ -180,7 +180,7 @@ fn text(records: &[HickoryRecord]) -> String {
 fn replies() {
     let soa = |owner: &str, lifetime: u32| {
         format!(
-            "{owner} {lifetime} ns.dns.{owner} hostmaster.{owner} 13 7200 1800 86400 {lifetime}"
+            "{owner} {lifetime} ns.dns.{owner} hostmaster.{owner} 14 7200 1800 86400 {lifetime}"
         )
     };
     let cluster = |lifetime| soa("cluster.local.", lifetime);

@@ -491,3 +491,33 @@ fn whose_address_it_is() {
         assert_eq!(keeper.zone().has_endpoint(address.parse().unwrap()), known, "{address}");
     }
 }
+
+#[test]
+fn serial_numbers() {
+    // How many Services change, and whether everything is known then; the number before, the time,
+    // and the number after.
+    let cases = [
+        ("a list is no change", 9, false, 1000, 1005, 1000),
+        ("it ends with one", 9, true, 1000, 1005, 1005),
+        ("many changes at once", 3, true, 1005, 1009, 1009),
+        ("another one in the same second", 1, true, 1009, 1009, 1010),
+        ("the clock was set back", 1, true, 1010, 7, 1011),
+        ("no change", 0, true, 1011, 2000, 1011),
+    ];
+    let mut keeper = Keeper::new(Settings::new(&Name::parse("cluster.local").unwrap()), 1000);
+    for (name, changes, synced, last, now, want) in cases {
+        assert_eq!(keeper.zone().serial(), last, "{name}");
+        (0..changes)
+            .for_each(|n| keeper.observe_service(&service(&format!("s{n}"), &["10.0.0.1"], &[])));
+        if synced && !keeper.zone().synced() {
+            keeper.set_synced();
+        }
+        keeper.number(last, now);
+        assert_eq!(keeper.zone().serial(), want, "{name}");
+    }
+    let settings = keeper.zone().settings().clone();
+    let mut keeper = Keeper::new(settings, u32::MAX);
+    keeper.set_synced();
+    keeper.number(u32::MAX, 5000);
+    assert_eq!(keeper.zone().serial(), 5000, "numbers go round (RFC 1982)");
+}

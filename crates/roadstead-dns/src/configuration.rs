@@ -174,7 +174,10 @@ pub(crate) async fn follow(
                 take_in(meaning, wanted, resolver);
                 info!("configuration taken in");
             }
-            Err(error) => error!(%error, "configuration refused, the old one goes on"),
+            Err(error) => {
+                error!(%error, "configuration refused, the old one goes on");
+                resolver.counters.refused_reload();
+            }
         }
         guard = resolver.guard().boxed().fuse();
     }

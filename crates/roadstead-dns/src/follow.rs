@@ -187,12 +187,13 @@ impl State {
         self.synced == [true; 4]
     }
 
-    /// Takes in a change; returns how long ago its cause was, if the object says so.
+    /// Takes in a change; returns how long ago its cause was, if the object says so. What is listed at
+    /// the start may have changed long ago, which says nothing about us.
     fn observe(&mut self, change: Change) -> Option<Duration> {
         match change {
             Change::Namespace(change) => self.namespace(*change),
             Change::Service(change) => self.service(*change),
-            Change::Slice(change) => return self.slice(*change),
+            Change::Slice(change) => return self.slice(*change).filter(|_| self.is_complete()),
             Change::Pod(change) => match *change {
                 LeanChange::Set(object) => self.pod(&object),
                 LeanChange::Gone(key, _) => self.forget_pod(&key),
@@ -331,4 +332,34 @@ pub(crate) fn lease(name: &str, revision: u64, now: jiff::Timestamp) -> Value {
             "renewTime": format!("{now:.6}"),
         },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use roadstead_zone::name::Name;
+    use serde_json::json;
+
+    fn slice(version: &str) -> Change {
+        let object = json!({
+            "metadata": {"namespace": "prod", "name": "db-1", "resourceVersion": version,
+                "labels": {"kubernetes.io/service-name": "db"},
+                "annotations": {TRIGGER_TIME: "2020-02-02T02:02:02Z"}},
+            "addressType": "IPv4", "endpoints": [],
+        });
+        Change::Slice(Box::new(LeanChange::Set(serde_json::from_value(object).unwrap())))
+    }
+
+    #[test]
+    fn only_changes_take_time() {
+        let settings = Settings::new(&Name::parse("cluster.local").unwrap());
+        let wanted = Wanted { settings, service_selector: None, namespace_selector: None };
+        let mut state = State::new(wanted, 1);
+        assert_eq!(state.observe(slice("1")), None, "it was there before");
+        state.observe(Change::Namespace(Box::new(LeanChange::Synced)));
+        state.observe(Change::Service(Box::new(LeanChange::Synced)));
+        assert_eq!(state.observe(slice("2")), None, "not all is known yet");
+        state.observe(Change::Slice(Box::new(LeanChange::Synced)));
+        assert!(state.observe(slice("3")).is_some(), "a change");
+    }
 }

@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::cache::Stored;
 use crate::respond::Transport;
 
 /// The types that are counted apart; the rest is "other".
@@ -44,6 +43,7 @@ pub struct Counters {
     failures: AtomicU64,
     dropped: AtomicU64,
     limited: AtomicU64,
+    refused_reloads: AtomicU64,
 }
 
 /// How often something took how long.
@@ -79,8 +79,8 @@ impl Counters {
     }
 
     /// Counts an answer from memory.
-    pub fn hit(&self, stored: &Stored) {
-        let denial = stored.bytes.get(6..8) == Some(&[0, 0]);
+    pub fn hit(&self, message: &[u8]) {
+        let denial = message.get(6..8) == Some(&[0, 0]);
         add(if denial { &self.denial_hits } else { &self.hits });
     }
 
@@ -102,6 +102,11 @@ impl Counters {
         if count > 0 {
             self.dropped.fetch_add(count as u64, Ordering::Relaxed);
         }
+    }
+
+    /// Counts a configuration that made no sense.
+    pub fn refused_reload(&self) {
+        add(&self.refused_reloads);
     }
 
     /// Counts a stranger's query that got no proper reply.
@@ -210,11 +215,14 @@ fn others(page: &mut String, threads: &[Arc<Counters>]) {
         line(page, "coredns_cache_hits_total", &format!("{SERVER},type=\"{kind}\""), count);
     }
     type Pick = fn(&Counters) -> &AtomicU64;
-    let simple: [(&str, &str, Pick); 4] = [
+    let simple: [(&str, &str, Pick); 5] = [
         ("coredns_cache_misses_total", "Questions that memory could not answer.", |one| {
             &one.misses
         }),
         ("coredns_forward_failures_total", "Questions that nobody answered.", |one| &one.failures),
+        ("coredns_reload_failed_total", "Configurations that were refused.", |one| {
+            &one.refused_reloads
+        }),
         ("roadstead_dns_dropped_total", "Queries or replies without room for them.", |one| {
             &one.dropped
         }),
@@ -271,6 +279,7 @@ mod tests {
             counters.answered(1, Transport::Udp, 0);
             counters.answered(999, Transport::Tcp, 3);
             counters.took(Duration::from_micros(30), 2);
+            counters.refused_reload();
         }
         let page =
             metrics.page(&State { cached: 7, completed: 3, revision: 42, ..State::default() });
@@ -281,6 +290,7 @@ mod tests {
             r#"coredns_dns_request_duration_seconds_bucket{server="dns://:53",le="0.000025"} 0"#,
             r#"coredns_dns_request_duration_seconds_bucket{server="dns://:53",le="0.00005"} 4"#,
             r#"coredns_dns_request_duration_seconds_sum{server="dns://:53"} 0.00012"#,
+            r#"coredns_reload_failed_total{server="dns://:53"} 2"#,
             r#"coredns_autopath_success_total{server="dns://:53"} 3"#,
             r#"roadstead_dns_programmed_revision{server="dns://:53"} 42"#,
             r#"coredns_cache_entries{server="dns://:53"} 7"#,

@@ -141,7 +141,7 @@ impl Resolver {
         let now = Instant::now();
         let known = block.memory.answers.get(&key);
         if let Some(stored) = known.as_ref().filter(|stored| stored.is_fresh(now)) {
-            self.counters.hit(stored);
+            self.counters.hit(&stored.bytes);
             return Found::Fresh(stored.clone());
         }
         self.counters.miss();
@@ -183,8 +183,10 @@ impl Resolver {
         let mut buffer = vec![0; MAX_REPLY];
         let query = query_for(key, 0);
         let stored = match self.respond(&query, Transport::Tcp, None, &mut buffer) {
-            Response::Reply(length) => Stored::read(&buffer[..length], rule, Instant::now()),
-            _ => None,
+            Response::Reply(length) | Response::Remembered(length) => {
+                Stored::read(&buffer[..length], rule, Instant::now())
+            }
+            Response::Ignore | Response::Forward => None,
         };
         match stored {
             Some(stored) => Found::Fresh(Arc::new(stored)),
@@ -283,7 +285,7 @@ fn write(
 /// Answers without anybody else.
 fn answer_alone(context: &Context<'_>, query: &Query<'_>, buffer: &mut [u8]) -> usize {
     match respond(context, query.bytes, buffer) {
-        Response::Reply(length) => length,
+        Response::Reply(length) | Response::Remembered(length) => length,
         // The guard came back, or the rules have changed in between.
         Response::Ignore | Response::Forward => {
             let reason = (0, "this server forwards to itself");

@@ -35,6 +35,8 @@ pub enum Response {
     Ignore,
     /// Send this many bytes of the buffer.
     Reply(usize),
+    /// The same, and it is what others said before.
+    Remembered(usize),
     /// Others have to be asked; `resolve` does that and completes the reply.
     Forward,
 }
@@ -168,7 +170,7 @@ impl<'a> Context<'a> {
             return Response::Forward;
         }
         let nothing = None::<(u16, &str)>;
-        Response::Reply(self.pass_on(query, &stored, stored.age(now), nothing, buffer))
+        Response::Remembered(self.pass_on(query, &stored, stored.age(now), nothing, buffer))
     }
 
     /// What we know about a name without asking anybody.

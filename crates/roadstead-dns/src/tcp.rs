@@ -305,7 +305,10 @@ fn answer(resolver: &Resolver, query: &[u8], peer: &SocketAddr, output: &mut Vec
         match response {
             Response::Ignore => Verdict::Leave,
             Response::Forward => Verdict::Late,
-            Response::Reply(length) => {
+            Response::Reply(length) | Response::Remembered(length) => {
+                if response == Response::Remembered(length) {
+                    resolver.counters.hit(buffer);
+                }
                 let code = buffer[3] & 0x0f;
                 log(&resolver.setup.get(), query, peer, code);
                 resolver.counters.answered(kind(query), Transport::Tcp, code);

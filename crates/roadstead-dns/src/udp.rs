@@ -124,9 +124,13 @@ impl Worker {
             turn,
             asking: Some(Asking { clients: clients.latest(), address: peer.ip() }),
         };
-        match respond(&context, query, reply) {
+        let response = respond(&context, query, reply);
+        match response {
             Response::Ignore => {}
-            Response::Reply(length) => {
+            Response::Reply(length) | Response::Remembered(length) => {
+                if response == Response::Remembered(length) {
+                    self.counters.hit(reply);
+                }
                 log(context.setup, query, &peer, reply[3] & 0x0f);
                 self.counters.answered(kind(query), Transport::Udp, reply[3] & 0x0f);
                 batch.reply(slot, length);

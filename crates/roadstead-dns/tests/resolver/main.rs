@@ -12,7 +12,7 @@ use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode}
 use hickory_proto::rr::{Name, RecordType};
 use roadstead_dns::corefile;
 use roadstead_dns::limit::Limits;
-use roadstead_dns::metrics::Metrics;
+use roadstead_dns::metrics::{Metrics, State};
 use roadstead_dns::publish::Published;
 use roadstead_dns::resolve::Resolver;
 use roadstead_dns::server::Server;
@@ -29,6 +29,7 @@ use upstream::{Upstream, cuts, denies, dies, fails, lies, misses, silent, slow, 
 struct Running {
     address: SocketAddr,
     resolver: Arc<Resolver>,
+    metrics: Arc<Metrics>,
     _stop: DropGuard,
 }
 
@@ -51,10 +52,12 @@ fn run(setup: Setup) -> Running {
     let resolver = Resolver::new(zone, setup);
     let stop = CancellationToken::new();
     let (serving, token) = (resolver.clone(), stop.clone());
+    let metrics = Arc::new(Metrics::default());
+    let counting = metrics.clone();
     tokio::spawn(async move {
-        server.serve(serving, &Metrics::default(), &Limits::default(), token).await.unwrap()
+        server.serve(serving, &counting, &Limits::default(), token).await.unwrap()
     });
-    Running { address, resolver, _stop: stop.drop_guard() }
+    Running { address, resolver, metrics, _stop: stop.drop_guard() }
 }
 
 fn run_with(upstreams: &[&Upstream]) -> Running {
@@ -124,6 +127,22 @@ async fn an_alias_leads_outside() {
     let running = run_with(&[&upstream]);
     let (code, answers) = ask(running.address, "outer.prod.svc.cluster.local.").await;
     assert_eq!((code, answers.as_str()), (ResponseCode::NoError, "example.org. 192.0.2.1"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_from_memory_are_counted() {
+    let upstream = Upstream::start(works);
+    let running = run_with(&[&upstream]);
+    for _ in 0..4 {
+        assert_eq!(ask(running.address, OUTSIDE).await.1, "192.0.2.1");
+    }
+    let page = running.metrics.page(&State::default());
+    for want in [
+        r#"hits_total{server="dns://:53",type="success"} 3"#,
+        r#"misses_total{server="dns://:53"} 1"#,
+    ] {
+        assert!(page.lines().any(|line| line == format!("coredns_cache_{want}")), "{page}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

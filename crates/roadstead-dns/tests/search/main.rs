@@ -123,7 +123,9 @@ impl World {
         };
         let mut buffer = vec![0; MAX_REPLY];
         let response = respond(&context, &query.to_vec().unwrap(), &mut buffer);
-        let Response::Reply(length) = response else { panic!("{name}: {response:?}") };
+        let (Response::Reply(length) | Response::Remembered(length)) = response else {
+            panic!("{name}: {response:?}")
+        };
         read(&Message::from_vec(&buffer[..length]).unwrap())
     }
 

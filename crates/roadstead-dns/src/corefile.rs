@@ -250,6 +250,7 @@ impl Reader<'_> {
                 (Some(_), true) => Reverse::FallThrough,
                 (Some(_), false) => Reverse::Authoritative,
             };
+        settings.reverse_zones = reverse;
         Ok((settings, fall_through))
     }
 

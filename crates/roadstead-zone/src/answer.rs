@@ -166,7 +166,7 @@ impl Zone {
     /// Answers a question; `name` is in wire form and small letters.
     pub fn answer(&self, name: &[u8], kind: RecordType) -> Answer<'_> {
         let within = find_suffix(name, self.origin().wire());
-        let mut zone_at = within.or_else(|| reverse::zone_at(name)).unwrap_or(0);
+        let mut zone_at = within.or_else(|| self.reverse_at(name)).unwrap_or(0);
         let mut aliases = Vec8::default();
         let outside = self.settings.outside.as_ref().filter(|_| within.is_none());
         let mut end = match outside.and_then(|zone| find_suffix(name, zone.origin.wire())) {
@@ -468,21 +468,35 @@ impl Zone {
     /// The names of addresses, as far as they are ours; others may know the rest.
     fn reverse(&self, name: &[u8], kind: RecordType) -> End<'_> {
         let rest = || match self.settings.reverse {
-            Reverse::Authoritative if reverse::zone_at(name).is_some() => self.no_name(),
-            _ => End::NotOurs,
+            Reverse::Authoritative => self.no_name(),
+            Reverse::FallThrough | Reverse::NotServed => End::NotOurs,
         };
-        let address =
-            reverse::address(name).filter(|_| self.settings.reverse != Reverse::NotServed);
-        let Some(address) = address else { return rest() };
+        let is_ours = self.settings.reverse != Reverse::NotServed;
+        if !is_ours || self.reverse_at(name).is_none() {
+            return End::NotOurs;
+        }
+        let Some(address) = reverse::address(name) else { return rest() };
         let records = PointerRecords { zone: self, address };
         let negative = self.settings.lifetimes.negative;
         match (records.iter().next(), kind) {
+            // It may be ours: others must not say that it has no name.
+            (None, _) if !self.synced => End::NotReady,
             (None, _) => rest(),
             (Some(_), RecordType::Ptr | RecordType::Any) => {
                 End::Found(Records::Pointers(records), self.settings.lifetimes.endpoint)
             }
             (Some(_), _) => End::NoData(negative),
         }
+    }
+
+    /// Where the zone of addresses begins within a name, if it is in one of ours.
+    fn reverse_at(&self, name: &[u8]) -> Option<usize> {
+        let zones = &self.settings.reverse_zones;
+        if zones.is_empty() {
+            return reverse::zone_at(name);
+        }
+        // The longest one begins first.
+        zones.iter().filter_map(|zone| find_suffix(name, zone.wire())).min()
     }
 
     fn no_name(&self) -> End<'_> {

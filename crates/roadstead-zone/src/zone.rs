@@ -101,6 +101,8 @@ pub struct Settings {
     pub pods: PodNames,
     /// What becomes of unknown addresses.
     pub reverse: Reverse,
+    /// Below which names addresses are ours; all if there are none.
+    pub reverse_zones: Vec<Name>,
     /// Which namespaces exist.
     pub namespaces: Namespaces,
     /// Whether an endpoint without a host name is called like its pod.
@@ -125,6 +127,7 @@ impl Settings {
             servers: Vec::new(),
             pods: PodNames::default(),
             reverse: Reverse::default(),
+            reverse_zones: Vec::new(),
             namespaces: Namespaces::default(),
             endpoint_pod_names: false,
             zonal: false,

@@ -57,6 +57,8 @@ fn the_stock_configuration() {
     let settings = corefile.settings.unwrap();
     assert_eq!(settings.origin, Name::parse("cluster.local").unwrap());
     assert_eq!((settings.pods, settings.reverse), (PodNames::Insecure, Reverse::FallThrough));
+    let zones = ["in-addr.arpa", "ip6.arpa"].map(|zone| Name::parse(zone).unwrap());
+    assert_eq!(settings.reverse_zones, zones);
     assert_eq!(settings.lifetimes.cluster_ip, 30);
     let addresses = [corefile.health, corefile.ready, corefile.metrics];
     let ports = addresses.map(|address| address.map(|address| address.port()));

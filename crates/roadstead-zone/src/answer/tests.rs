@@ -521,3 +521,64 @@ fn serial_numbers() {
     keeper.number(u32::MAX, 5000);
     assert_eq!(keeper.zone().serial(), 5000, "numbers go round (RFC 1982)");
 }
+
+/// Which addresses are ours, and what is said about them before all is known.
+#[test]
+fn zones_of_addresses() {
+    use Reverse::{Authoritative, FallThrough, NotServed};
+    let unknown = "1.0.96.10.in-addr.arpa";
+    let cases = [
+        ("all of them", Authoritative, "", "7.0.96.10.in-addr.arpa", "found found"),
+        ("all of them, missing", Authoritative, "", unknown, "missing unknown"),
+        ("a part, within", Authoritative, "96.10.in-addr.arpa", unknown, "missing unknown"),
+        (
+            "a part, known",
+            Authoritative,
+            "96.10.in-addr.arpa",
+            "7.0.96.10.in-addr.arpa",
+            "found found",
+        ),
+        (
+            "a part, beyond",
+            Authoritative,
+            "96.10.in-addr.arpa",
+            "1.0.97.10.in-addr.arpa",
+            "other other",
+        ),
+        (
+            "a known one beyond",
+            Authoritative,
+            "97.10.in-addr.arpa",
+            "7.0.96.10.in-addr.arpa",
+            "other other",
+        ),
+        ("others may know", FallThrough, "", unknown, "other unknown"),
+        ("others may know more", FallThrough, "", "96.10.in-addr.arpa", "other other"),
+        ("not here", NotServed, "", unknown, "other other"),
+    ];
+    for (what, reverse, zones, name, want) in cases {
+        let mut settings = Settings::new(&Name::parse("cluster.local").unwrap());
+        settings.reverse = reverse;
+        settings.reverse_zones = zones.split_whitespace().filter_map(Name::parse).collect();
+        let mut keeper = Keeper::new(settings, 1);
+        keeper.observe_service(&service("web", &["10.96.0.7"], &[]));
+        let mut known = keeper.snapshot();
+        let mut said = Vec::new();
+        for _ in 0..2 {
+            let name = Name::parse(name).unwrap();
+            said.insert(
+                0,
+                match known.answer(name.wire(), RecordType::Ptr).end {
+                    End::Found(..) => "found",
+                    End::NoName(_) => "missing",
+                    End::NotReady => "unknown",
+                    End::NotOurs => "other",
+                    _ => "else",
+                },
+            );
+            keeper.set_synced();
+            known = keeper.snapshot();
+        }
+        assert_eq!(said.join(" "), want, "{what}: when all is known, and before");
+    }
+}

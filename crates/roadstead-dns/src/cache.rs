@@ -108,6 +108,11 @@ impl Stored {
         now.saturating_duration_since(self.received) < self.lifetime
     }
 
+    /// Whether it says that there is nothing.
+    pub fn is_absence(&self) -> bool {
+        self.bytes.get(6..8) == Some(&[0, 0])
+    }
+
     /// Whether it is about a failure.
     pub fn is_failure(&self) -> bool {
         !matches!(self.bytes.get(3).map(|flags| flags & 0x0f), Some(0 | 3))

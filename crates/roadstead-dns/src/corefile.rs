@@ -171,7 +171,7 @@ impl Reader<'_> {
             "transfer" => block.transfers.push(transfer(directive, &block.zones)?),
             "template" => block.templates.push(template::read(directive, &block.zones)?),
             "loadbalance" => block.fixed_order = !load_balance(directive)?,
-            "cache" => block.cache = Some(cache(directive)?),
+            "cache" => cache(directive, block)?,
             "hosts" => block.hosts = Some(self.hosts(directive, &block.zones)?),
             "rewrite" => block.rewrites.push(rewrite(directive)?),
             "forward" => block.forwards.push(self.forward(directive)?),
@@ -472,16 +472,21 @@ fn load_balance(directive: &Directive) -> Outcome<bool> {
     }
 }
 
-fn cache(directive: &Directive) -> Outcome<CacheRule> {
+/// `cache [SECONDS] [ZONE...] { success, denial, serve_stale, disable success|denial [ZONE...] }`.
+fn cache(directive: &Directive, block: &mut Block) -> Outcome<()> {
     let mut rule = CacheRule { stale: Duration::ZERO, ..CacheRule::default() };
-    if let Some(Ok(seconds)) = directive.words.get(1).map(|word| word.parse::<u64>()) {
+    let mut zones = &directive.words[1..];
+    if let Some(Ok(seconds)) = zones.first().map(|word| word.parse::<u64>()) {
         rule.success = Duration::from_secs(seconds);
         rule.denial = Duration::from_secs(seconds);
+        zones = &zones[1..];
     }
+    block.cached = zones.iter().map(|zone| directive.zone(zone)).collect::<Outcome<_>>()?;
     for option in &directive.body {
-        let longest = || match option.words.get(2) {
-            None => Ok(None),
-            Some(word) => option.parse_duration(word).map(Some),
+        let longest = || match option.words.get(2..).unwrap_or_default() {
+            [] => Ok(None),
+            [word] => option.parse_duration(word).map(Some),
+            _ => Err(option.wrong("cache: a shortest time is not understood")),
         };
         match option.name() {
             "success" => rule.success = longest()?.unwrap_or(rule.success),
@@ -492,25 +497,40 @@ fn cache(directive: &Directive) -> Outcome<CacheRule> {
                     Some(word) => option.parse_duration(word)?,
                 }
             }
-            // Names of the cluster are never remembered, so there is nothing to disable.
-            "disable" | "prefetch" | "servfail" | "keepttl" => {}
+            "disable" => block.uncached.extend(disabled(option, &block.zones)?),
+            // Whether these are done is up to us: no answer differs, only how soon it comes.
+            "prefetch" | "servfail" | "keepttl" => {}
             other => return Err(option.wrong(format!("cache: unknown option {other:?}"))),
         }
     }
-    Ok(rule)
+    block.cache = Some(rule);
+    Ok(())
+}
+
+/// `disable success|denial [ZONE...]`. Names of the cluster are never remembered anyway.
+fn disabled(option: &Directive, zones: &[Name]) -> Outcome<Vec<(bool, Name)>> {
+    let absence = match option.words.get(1).map(String::as_str) {
+        Some("success") => false,
+        Some("denial") => true,
+        _ => return Err(option.wrong("cache: disable needs success or denial")),
+    };
+    let given = option.words[2..].iter().map(|zone| option.zone(zone));
+    let given: Vec<Name> = given.collect::<Outcome<_>>()?;
+    let zones = if given.is_empty() { zones.to_vec() } else { given };
+    Ok(zones.into_iter().map(|zone| (absence, zone)).collect())
 }
 
 /// How long an expression may become when it is compiled.
 const REGEX_SIZE: usize = 1 << 20;
 
 /// `rewrite [stop|continue] name KIND FROM TO [answer ...]`, or the same in a block.
-fn rewrite(directive: &Directive) -> Outcome<Rewrite> {
+fn rewrite(directive: &Directive) -> Outcome<(Rewrite, bool)> {
     let mut words: Vec<&str> = directive.words[1..].iter().map(String::as_str).collect();
     for line in &directive.body {
         words.extend(line.words.iter().map(String::as_str));
     }
     let mut words = words.into_iter().peekable();
-    words.next_if(|word| matches!(*word, "stop" | "continue"));
+    let goes_on = words.next_if(|word| matches!(*word, "stop" | "continue")) == Some("continue");
     if words.next() != Some("name") {
         return Err(directive.wrong("only `rewrite name` is understood"));
     }
@@ -519,16 +539,26 @@ fn rewrite(directive: &Directive) -> Outcome<Rewrite> {
     let (Some(from), Some(to)) = (words.next(), words.next()) else {
         return Err(directive.wrong("rewrite name needs two names"));
     };
-    // Answers always come under the name that was asked, which is what this is for.
-    if let Some(other) = words.next().filter(|word| *word != "answer") {
-        return Err(directive.wrong(format!("rewrite name: {other:?} is not understood")));
+    match (words.next(), words.next()) {
+        // Answers always come under the name that was asked, which is what this is for.
+        (None, _) | (Some("answer"), Some("auto" | "name")) => {}
+        (Some("answer"), other) => {
+            let other = other.unwrap_or_default();
+            return Err(directive.wrong(format!("rewrite name: answer {other} is not understood")));
+        }
+        (Some(other), _) => {
+            return Err(directive.wrong(format!("rewrite name: {other:?} is not understood")));
+        }
+    }
+    if words.any(|word| word == "value") {
+        return Err(directive.wrong("rewrite name: answer value is not understood"));
     }
     let (from_text, to_text) = (from.to_lowercase(), to.to_lowercase());
-    match kind {
-        "exact" => Ok(Rewrite::Exact(directive.zone(from)?, directive.zone(to)?)),
-        "prefix" => Ok(Rewrite::Prefix(from_text, to_text)),
-        "suffix" => Ok(Rewrite::Suffix(from_text, to_text)),
-        "substring" => Ok(Rewrite::Substring(from_text, to_text)),
+    let rule = match kind {
+        "exact" => Rewrite::Exact(directive.zone(from)?, directive.zone(to)?),
+        "prefix" => Rewrite::Prefix(from_text, to_text),
+        "suffix" => Rewrite::Suffix(from_text, to_text),
+        "substring" => Rewrite::Substring(from_text, to_text),
         _ => {
             // Small letters would change the meaning of classes such as \S.
             let mut regex = regex::RegexBuilder::new(from);
@@ -538,9 +568,10 @@ fn rewrite(directive: &Directive) -> Outcome<Rewrite> {
                 let last = reason.lines().last().unwrap_or_default().trim_start_matches("error: ");
                 directive.wrong(format!("{from} is no regular expression: {last}"))
             })?;
-            Ok(Rewrite::Regex(regex, to_text))
+            Rewrite::Regex(regex, to_text)
         }
-    }
+    };
+    Ok((rule, goes_on))
 }
 
 #[cfg(test)]

@@ -145,16 +145,19 @@ impl Resolver {
             return Found::Fresh(stored.clone());
         }
         self.counters.miss();
-        let rule = block.cache.unwrap_or(CacheRule::NONE);
+        let kept = block.cache(&key.name);
+        let rule = kept.unwrap_or(CacheRule::NONE);
         let Some(forward) = block.forward(&key.name) else { return self.own(&key, &rule) };
         let (mut flight, pilot) = block.memory.join(&key);
         if let Some(pilot) = pilot {
             let (memory, upstreams) = (block.memory.clone(), forward.upstreams.clone());
-            let memory = block.cache.is_some().then_some(memory);
+            let forgets = [false, true].map(|absence| block.forgets(&key.name, absence));
             let resolver = self.clone();
             tokio::spawn(async move {
                 let outcome = resolver.ask(&key, &upstreams, &rule).await;
-                if let (Some(memory), Ok(stored)) = (memory, &outcome) {
+                if let (Some(_), Ok(stored)) = (kept, &outcome)
+                    && !forgets[usize::from(stored.is_absence())]
+                {
                     memory.answers.learn(key, stored);
                 }
                 pilot.land(outcome);

@@ -160,7 +160,7 @@ impl<'a> Context<'a> {
                 _ => self.refuse(query, Code::Refused, buffer),
             });
         }
-        if rewritten || target.is_some() || block.cache.is_none() {
+        if rewritten || target.is_some() || block.cache(asked).is_none() {
             return Response::Forward;
         }
         let known = block.memory.answers.get(&key(query, asked));

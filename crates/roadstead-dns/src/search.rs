@@ -110,7 +110,7 @@ impl<'a> Context<'a> {
             Stage::Others if block.forward(name).is_none() => Fate::Unclear,
             Stage::Others => {
                 let key = key(query, name);
-                let stored = block.memory.answers.get(&key).filter(|_| block.cache.is_some());
+                let stored = block.memory.answers.get(&key).filter(|_| block.cache(name).is_some());
                 match stored.filter(|stored| stored.is_fresh(Instant::now())) {
                     Some(stored) => remembered(stored),
                     None => Fate::Ask(block, key),

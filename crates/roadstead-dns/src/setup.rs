@@ -48,8 +48,8 @@ impl Default for Setup {
 pub struct Block {
     /// The zones, in small letters.
     pub zones: Vec<Name>,
-    /// Names that are other names.
-    pub rewrites: Vec<Rewrite>,
+    /// Names that are other names, and whether the next rule is about the other name then.
+    pub rewrites: Vec<(Rewrite, bool)>,
     /// Answers that are made from the question alone.
     pub templates: Vec<Template>,
     /// Addresses from a table.
@@ -63,6 +63,10 @@ pub struct Block {
     pub transfers: Vec<Transfer>,
     /// How answers of others are remembered; `None` if they are not.
     pub cache: Option<CacheRule>,
+    /// In which zones they are remembered; in all if there are none.
+    pub cached: Vec<Name>,
+    /// In which zones they are not, either the absence of answers or answers.
+    pub uncached: Vec<(bool, Name)>,
     /// What those who were asked said.
     pub memory: Arc<Memory>,
     /// Whether the order of addresses stays as it is.
@@ -307,8 +311,28 @@ impl Block {
         if self.rewrites.is_empty() {
             return None;
         }
-        let name = Name::from_wire(name)?;
-        self.rewrites.iter().find_map(|rule| rule.apply(&name))
+        let mut name = Name::from_wire(name)?;
+        let mut changed = false;
+        for (rule, goes_on) in &self.rewrites {
+            let Some(new) = rule.apply(&name) else { continue };
+            (name, changed) = (new, true);
+            if !goes_on {
+                break;
+            }
+        }
+        changed.then_some(name)
+    }
+
+    /// How an answer about a name is remembered; `None` if it is not.
+    pub fn cache(&self, name: &[u8]) -> Option<CacheRule> {
+        let within = |zone: &Name| find_suffix(name, zone.wire()).is_some();
+        self.cache.filter(|_| self.cached.is_empty() || self.cached.iter().any(within))
+    }
+
+    /// Whether nothing is remembered about an answer, or about the absence of one.
+    pub fn forgets(&self, name: &[u8], absence: bool) -> bool {
+        let within = |zone: &Name| find_suffix(name, zone.wire()).is_some();
+        self.uncached.iter().any(|(of, zone)| *of == absence && within(zone))
     }
 
     /// Whom to ask about a name.

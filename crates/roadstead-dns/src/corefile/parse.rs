@@ -45,6 +45,8 @@ pub fn fragment(text: &str, level: usize) -> Result<Vec<Directive>, CorefileErro
             line: at + 1,
             reason: "a quotation mark is not closed".into(),
         })?;
+        let known = |name: &str| std::env::var(name).unwrap_or_default();
+        let words: Vec<String> = words.iter().map(|word| fill_in(word, &known)).collect();
         if !words.is_empty() {
             lines.push((at + 1, words));
         }
@@ -132,6 +134,22 @@ fn split(line: &str) -> Option<Vec<String>> {
         words.push(word);
     }
     Some(words)
+}
+
+/// Puts the values of variables in the place of `{$NAME}` and `{%NAME%}`. A value is always one word.
+fn fill_in(word: &str, known: &dyn Fn(&str) -> String) -> String {
+    let mut text = word.to_owned();
+    for (open, close) in [("{$", "}"), ("{%", "%}")] {
+        let mut done = String::new();
+        while let Some((before, rest)) = text.split_once(open) {
+            let Some((name, behind)) = rest.split_once(close) else { break };
+            done += before;
+            done += &known(name);
+            text = behind.to_owned();
+        }
+        text = done + &text;
+    }
+    text
 }
 
 impl Directive {
@@ -223,4 +241,24 @@ fn duration(word: &str) -> Option<Duration> {
         rest = tail;
     }
     Some(total).filter(|_| !word.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables() {
+        let known = |name: &str| format!("<{}>", name.to_lowercase());
+        for (word, want) in [
+            ("plain", "plain"),
+            ("{$ZONE}", "<zone>"),
+            ("a.{%ZONE%}:{$PORT}", "a.<zone>:<port>"),
+            ("{$ZONE", "{$ZONE"),
+            ("{1}.{2}$", "{1}.{2}$"),
+            ("{", "{"),
+        ] {
+            assert_eq!(fill_in(word, &known), want, "{word}");
+        }
+    }
 }

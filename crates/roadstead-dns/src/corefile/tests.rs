@@ -141,6 +141,20 @@ fn what_is_refused() {
             "line 2: ( is no regular expression: unclosed group",
         ),
         (".:53 {\n rewrite name a b c\n}", "line 2: rewrite name: \"c\" is not understood"),
+        (
+            ".:53 {\n rewrite name a b answer value c d\n}",
+            "line 2: rewrite name: answer value is not understood",
+        ),
+        (
+            ".:53 {\n rewrite name a b answer name b a answer value c d\n}",
+            "line 2: rewrite name: answer value is not understood",
+        ),
+        (".:53 {\n cache 30 a..b\n}", "line 2: \"a..b\" is not a domain name"),
+        (
+            ".:53 {\n cache {\n  success 9984 30 5\n }\n}",
+            "line 3: cache: a shortest time is not understood",
+        ),
+        (".:53 {\n cache {\n  disable\n }\n}", "line 3: cache: disable needs success or denial"),
         (".:53 {\n health nowhere\n}", "line 2: nowhere: not an address with a port"),
         (".:53 {\n log \"x\n}", "line 2: a quotation mark is not closed"),
         (".:53 {\n loadbalance weighted f\n}", "line 2: loadbalance weighted: unknown policy"),
@@ -280,5 +294,43 @@ fn the_zones_of_a_table_of_hosts() {
         ("", "a.lab", "address"),
     ] {
         assert_eq!(stage(rule, name), want, "hosts {rule}: {name}");
+    }
+}
+
+#[test]
+fn rules_that_go_on() {
+    let rewritten = |rules: &str| {
+        let corefile = parsed(&format!(".:53 {{\n{rules}\n}}")).unwrap();
+        let name = corefile.setup.blocks[0].rewritten(Name::parse("a.b").unwrap().wire());
+        name.map_or_else(String::new, |name| name.to_string())
+    };
+    for (rules, want) in [
+        ("rewrite name a.b c.d\nrewrite name c.d e.f", "c.d."),
+        ("rewrite stop name a.b c.d\nrewrite name c.d e.f", "c.d."),
+        ("rewrite continue name a.b c.d\nrewrite name c.d e.f", "e.f."),
+        ("rewrite continue name a.b c.d\nrewrite name a.b e.f", "c.d."),
+        ("rewrite continue name x.b c.d\nrewrite name suffix .b .c", "a.c."),
+        ("rewrite name x.b c.d", ""),
+    ] {
+        assert_eq!(rewritten(rules), want, "{rules}");
+    }
+}
+
+#[test]
+fn what_is_remembered() {
+    let rules = "cache 30 org lan {\n disable denial x.org\n disable success y.org\n}";
+    let corefile = parsed(&format!(".:53 {{\n{rules}\n}}")).unwrap();
+    let block = &corefile.setup.blocks[0];
+    for (name, want) in [
+        ("a.org", (true, false, false)),
+        ("a.lan", (true, false, false)),
+        ("a.com", (false, false, false)),
+        ("a.x.org", (true, false, true)),
+        ("a.y.org", (true, true, false)),
+    ] {
+        let name = Name::parse(name).unwrap();
+        let forgets = |absence| block.forgets(name.wire(), absence);
+        let got = (block.cache(name.wire()).is_some(), forgets(false), forgets(true));
+        assert_eq!(got, want, "{name}");
     }
 }

@@ -37,12 +37,12 @@ pub struct Config {
     /// Where to find whom to ask if nobody is given above, in the form of resolv.conf. The file is
     /// followed.
     pub resolv_conf: Option<PathBuf>,
-    /// How long clients may remember answers.
+    /// How long clients may remember answers. With a Corefile, whose only number counts for all, these
+    /// are bounds for all but ClusterIPs.
     pub lifetimes: Lifetimes,
     /// The addresses under which clients know this server, for the zone's NS record.
     pub addresses: Vec<IpAddr>,
-    /// A configuration in CoreDNS' language, which replaces the zone, the upstreams and the
-    /// lifetimes above.
+    /// A configuration in CoreDNS' language, which replaces the zone and the upstreams above.
     pub corefile: Option<Source>,
     /// Whether to answer as CoreDNS does where that differs from the RFCs.
     pub coredns_compat: bool,

@@ -10,7 +10,7 @@ use futures::FutureExt;
 use futures::stream::{self, BoxStream, StreamExt};
 use kube::Client;
 use roadstead_zone::name::Name;
-use roadstead_zone::zone::Settings;
+use roadstead_zone::zone::{Lifetimes, Settings};
 use tokio::sync::watch;
 use tokio::time;
 use tracing::{error, info};
@@ -131,9 +131,11 @@ fn understood(mut corefile: Corefile, config: &Config, standard: Settings) -> Me
     if corefile.setup.identity.is_empty() {
         corefile.setup.identity = host_name();
     }
-    let settings = corefile
-        .settings
-        .map(|settings| Settings { servers: config.addresses.clone(), ..settings });
+    let settings = corefile.settings.map(|settings| Settings {
+        servers: config.addresses.clone(),
+        lifetimes: capped(settings.lifetimes, config),
+        ..settings
+    });
     let wanted = Wanted {
         settings: settings.unwrap_or(standard),
         service_selector: corefile.service_selector,
@@ -141,6 +143,21 @@ fn understood(mut corefile: Corefile, config: &Config, standard: Settings) -> Me
     };
     let pages = Pages { health: corefile.health, ready: corefile.ready, metrics: corefile.metrics };
     Meaning { wanted, setup: corefile.setup, pages }
+}
+
+/// A Corefile has one lifetime for everything. It is chosen for addresses that stay: for what comes and
+/// goes it is only the longest.
+fn capped(given: Lifetimes, config: &Config) -> Lifetimes {
+    let own = config.lifetimes;
+    match config.coredns_compat {
+        true => given,
+        false => Lifetimes {
+            cluster_ip: given.cluster_ip,
+            endpoint: given.endpoint.min(own.endpoint),
+            negative: given.negative.min(own.negative),
+            negative_below_service: given.negative_below_service.min(own.negative_below_service),
+        },
+    }
 }
 
 /// Takes in changes for ever, beginning with those since the first reading. A configuration that
@@ -272,6 +289,23 @@ mod tests {
         let change = || file.write(&format!(". {{\n {forward}\n log\n}}\n"));
         let took = after(config, change, |setup| setup.blocks[0].log).await;
         assert!(took < LOOK * 2, "{took:?}");
+    }
+
+    #[test]
+    fn lifetimes() {
+        for (name, compat, ttl, want) in [
+            ("no setting", false, "", [5, 5, 5, 1]),
+            ("the stock setting", false, "ttl 30", [30, 5, 5, 1]),
+            ("a short one", false, "ttl 0", [0, 0, 0, 0]),
+            ("as CoreDNS", true, "ttl 30", [30, 30, 30, 30]),
+        ] {
+            let text = format!(". {{\n kubernetes c {{\n  pods insecure\n  {ttl}\n }}\n}}\n");
+            let config = Config { coredns_compat: compat, ..Config::default() };
+            let meaning = understand(Some(&text), &config, &files_of(&config)).unwrap();
+            let got = meaning.wanted.settings.lifetimes;
+            let got = [got.cluster_ip, got.endpoint, got.negative, got.negative_below_service];
+            assert_eq!(got, want, "{name}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -20,7 +20,7 @@ use roadstead_zone::answer::{Answer, End, RecordType};
 use roadstead_zone::entry::{V4_RECORD, V6_RECORD};
 use roadstead_zone::name::Name;
 use roadstead_zone::records::Records;
-use roadstead_zone::zone::{Keeper, Settings, Zone};
+use roadstead_zone::zone::{Keeper, Lifetimes, Settings, Zone};
 
 use crate::machine;
 
@@ -50,6 +50,8 @@ pub struct Args {
     /// Answer as CoreDNS does where that differs from the RFCs.
     #[arg(long)]
     coredns_compat: bool,
+    #[command(flatten)]
+    lifetimes: LifetimeArgs,
     /// Answer ZONE.pin._zone and ZONE.prefer._zone in front of a headless Service's name with those
     /// of its endpoints that run in that zone.
     #[arg(long)]
@@ -80,6 +82,35 @@ pub struct Args {
     /// How many threads answer over UDP [default: one per processor].
     #[arg(long, value_name = "NUMBER")]
     threads: Option<usize>,
+}
+
+/// How long clients may remember answers.
+#[derive(Clone, Debug, Parser)]
+struct LifetimeArgs {
+    /// For how long clients may remember the address of a Service [with a Corefile: its ttl].
+    #[arg(long, value_name = "SECONDS", default_value_t = Lifetimes::default().cluster_ip)]
+    ttl_cluster_ip: u32,
+    /// For how long they may remember endpoints; a Corefile's ttl may make it less, as for the others.
+    #[arg(long, value_name = "SECONDS", default_value_t = Lifetimes::default().endpoint)]
+    ttl_headless: u32,
+    /// For how long they may remember that there is no such name, or nothing of that type.
+    #[arg(long, value_name = "SECONDS", default_value_t = Lifetimes::default().negative)]
+    ttl_negative: u32,
+    /// The same below a Service that exists: such names may come soon.
+    #[arg(long, value_name = "SECONDS",
+          default_value_t = Lifetimes::default().negative_below_service)]
+    ttl_negative_below_service: u32,
+}
+
+impl From<&LifetimeArgs> for Lifetimes {
+    fn from(args: &LifetimeArgs) -> Self {
+        Self {
+            cluster_ip: args.ttl_cluster_ip,
+            endpoint: args.ttl_headless,
+            negative: args.ttl_negative,
+            negative_below_service: args.ttl_negative_below_service,
+        }
+    }
 }
 
 /// Which cluster.
@@ -168,6 +199,7 @@ async fn serve(client: Client, args: Args) -> anyhow::Result<()> {
         resolv_conf: Some(machine::RESOLV_CONF.into()),
         addresses: args.cluster_ip.clone(),
         coredns_compat: args.coredns_compat,
+        lifetimes: (&args.lifetimes).into(),
         limits: Limits { rate: args.stranger_rate, friends: args.friends.clone() },
         lease: Some(lease).filter(|name| !name.is_empty()),
         pages: Pages {

@@ -1,7 +1,7 @@
 //! What the server is to do: from flags, from a Corefile and from the files that it names; and what
 //! becomes of it when one of them changes.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -88,6 +88,7 @@ fn standard_settings(config: &Config) -> Result<Settings, DnsError> {
     let mut settings = Settings::new(&origin);
     settings.lifetimes = config.lifetimes;
     settings.servers = config.addresses.clone();
+    settings.local = own_addresses();
     settings.zonal = config.zonal;
     settings.coredns_compat = config.coredns_compat;
     Ok(settings)
@@ -121,6 +122,17 @@ fn files_of(config: &Config) -> Files {
     }
 }
 
+/// The addresses from which this machine would talk to others, if it has any. Nothing is sent.
+fn own_addresses() -> Vec<IpAddr> {
+    let address = |(own, other): (&str, &str)| {
+        let socket = UdpSocket::bind(own).ok()?;
+        socket.connect(other).ok()?;
+        socket.local_addr().ok().map(|address| address.ip())
+    };
+    let families = [("0.0.0.0:0", "192.0.2.1:9"), ("[::]:0", "[2001:db8::1]:9")];
+    families.into_iter().filter_map(address).collect()
+}
+
 /// What this machine calls itself.
 fn host_name() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned()
@@ -133,6 +145,7 @@ fn understood(mut corefile: Corefile, config: &Config, standard: Settings) -> Me
     }
     let settings = corefile.settings.map(|settings| Settings {
         servers: config.addresses.clone(),
+        local: own_addresses(),
         lifetimes: capped(settings.lifetimes, config),
         ..settings
     });
@@ -221,8 +234,6 @@ fn take_in(new: Meaning, wanted: &watch::Sender<Wanted>, resolver: &Resolver) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::UdpSocket;
-
     use roadstead_testkit::cluster::FakeCluster;
     use roadstead_zone::zone::Keeper;
     use tokio::time::Instant;

@@ -236,7 +236,7 @@ pub fn name_server(
     });
     // A Service's addresses are among the answers already.
     if fits && (glue == Section::Additional || target.is_none()) {
-        for one in zone.settings().servers.iter().copied() {
+        for one in zone.servers() {
             let _ = address(reply, glue, Owner::At(at), one, lifetime);
         }
     }

@@ -237,7 +237,7 @@ impl Zone {
             (1, _) => nothing,
             (2, _) if path.label(1) == b"dns" || namespace(1) => nothing,
             (3, _) if path.label(1) == b"dns" && path.label(2) == b"ns" => {
-                self.addresses(&self.server, kind, lifetimes.cluster_ip, lifetimes.negative)
+                self.addresses(self.own_addresses(), kind, lifetimes.cluster_ip, lifetimes.negative)
             }
             (3.., _) if namespace(1) => {
                 let entry = self.entry(path.wire(1, 2)).filter(|entry| entry.exists());
@@ -266,7 +266,7 @@ impl Zone {
         match (path.depth, path.label(0), path.label(1)) {
             (0, ..) => match kind {
                 RecordType::Soa | RecordType::Any => End::Found(Records::Soa, long),
-                RecordType::Ns => End::Found(Records::Ns(self.own_service()), long),
+                RecordType::Ns => End::Found(Records::Ns(self.own_name()), long),
                 _ => none(),
             },
             (1, b"dns-version", _) => match kind {
@@ -276,7 +276,7 @@ impl Zone {
             },
             (2, b"dns", b"ns") => match kind {
                 RecordType::Txt if compat => self.no_name(),
-                _ => self.addresses(&self.server, kind, long, lifetimes.negative),
+                _ => self.addresses(self.own_addresses(), kind, long, lifetimes.negative),
             },
             (1, b"dns", _) if compat => self.no_name(),
             (1, b"svc" | b"pod" | b"dns", _) => none(),
@@ -284,10 +284,9 @@ impl Zone {
         }
     }
 
-    /// The Service through which clients reach this server.
-    fn own_service(&self) -> Option<Target<'_>> {
-        let servers = self.settings.servers.iter();
-        let entry = servers.flat_map(|address| self.with_cluster_ip(*address)).next()?;
+    /// The name of the Service through which clients reach this server.
+    fn own_name(&self) -> Option<Target<'_>> {
+        let entry = self.own_service()?;
         Some(Target { host: HostLabel::Service, key: &entry.key })
     }
 

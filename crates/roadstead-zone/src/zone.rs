@@ -97,6 +97,9 @@ pub struct Settings {
     pub lifetimes: Lifetimes,
     /// Where clients find this server, for the zone's NS record.
     pub servers: Vec<IpAddr>,
+    /// The machine's own addresses: if nobody says where clients find this server, it is by the
+    /// Service that has one of them as an endpoint.
+    pub local: Vec<IpAddr>,
     /// What pod names mean.
     pub pods: PodNames,
     /// What becomes of unknown addresses.
@@ -125,6 +128,7 @@ impl Settings {
             origin: origin.to_lowercase(),
             lifetimes: Lifetimes::default(),
             servers: Vec::new(),
+            local: Vec::new(),
             pods: PodNames::default(),
             reverse: Reverse::default(),
             reverse_zones: Vec::new(),
@@ -144,8 +148,8 @@ pub struct Zone {
     pub(crate) settings: Arc<Settings>,
     /// `svc` in the zone: what all names of Services end in.
     suffix: Arc<[u8]>,
-    /// Where this server can be reached.
-    pub(crate) server: Arc<Addresses>,
+    /// Where this server can be reached, if that was said.
+    server: Arc<Addresses>,
     pub(crate) serial: u32,
     pub(crate) synced: bool,
     hasher: RandomState,
@@ -245,6 +249,34 @@ impl Zone {
     /// The Services that have an endpoint with an address.
     pub(crate) fn with_endpoint(&self, address: IpAddr) -> impl Iterator<Item = &Entry> {
         self.resolve(self.endpoint_ips.get(self.hash(&address)))
+    }
+
+    /// The Service through which clients reach this server: the one that was said, the one that has us
+    /// as an endpoint, or the one that is usual.
+    pub(crate) fn own_service(&self) -> Option<&Entry> {
+        const USUAL: &[u8] = b"\x08kube-dns\x0bkube-system";
+        let Settings { servers, local, .. } = &*self.settings;
+        if !servers.is_empty() {
+            return servers.iter().flat_map(|address| self.with_cluster_ip(*address)).next();
+        }
+        let with_us = local.iter().flat_map(|address| self.with_endpoint(*address));
+        let usual = self.entry(USUAL).map(Arc::as_ref);
+        // On the network of a node our address is also that of others.
+        let is_dns = |entry: &&Entry| entry.ports.iter().any(|port| port.number == 53);
+        with_us.filter(is_dns).chain(usual).find(|entry| entry.kind == Kind::ClusterIp)
+    }
+
+    /// Where clients reach this server.
+    pub(crate) fn own_addresses(&self) -> &Addresses {
+        match self.own_service().filter(|_| self.settings.servers.is_empty()) {
+            Some(entry) => &entry.own,
+            None => &self.server,
+        }
+    }
+
+    /// The same, for the records about it.
+    pub fn servers(&self) -> impl Iterator<Item = IpAddr> {
+        self.own_addresses().iter()
     }
 
     /// Whether an endpoint of any Service has that address.

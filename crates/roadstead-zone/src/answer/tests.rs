@@ -582,3 +582,51 @@ fn zones_of_addresses() {
         assert_eq!(said.join(" "), want, "{what}: when all is known, and before");
     }
 }
+
+/// By which Service clients reach the server.
+#[test]
+fn the_server_itself() {
+    let cases = [
+        ("it was said", "10.96.0.20", "10.0.0.5", "other.prod 10.96.0.20"),
+        ("it was said, and is no Service", "10.9.9.9", "10.0.0.5", "- 10.9.9.9"),
+        ("an endpoint", "", "10.0.0.5", "resolver.prod 10.96.0.30"),
+        ("no endpoint: the usual one", "", "10.0.0.6", "kube-dns.kube-system 10.96.0.10"),
+        ("unknown: the usual one", "", "", "kube-dns.kube-system 10.96.0.10"),
+    ];
+    for (name, servers, local, want) in cases {
+        let addresses = |text: &str| text.split_whitespace().map(|a| a.parse().unwrap()).collect();
+        let mut settings = Settings::new(&Name::parse("cluster.local").unwrap());
+        (settings.servers, settings.local) = (addresses(servers), addresses(local));
+        let mut keeper = Keeper::new(settings, 1);
+        for (name, address) in [
+            ("api", "10.96.0.1"),
+            ("other", "10.96.0.20"),
+            ("peers", "None"),
+            ("resolver", "10.96.0.30"),
+        ] {
+            let port = if name == "api" { 443 } else { 53 };
+            keeper.observe_service(&service(name, &[address], &[("dns", "UDP", port)]));
+        }
+        let mut usual = service("kube-dns", &["10.96.0.10"], &[]);
+        usual.metadata.namespace = Some("kube-system".into());
+        keeper.observe_service(&usual);
+        keeper.observe_slice(&slice("api", "api-1", "10.0.0.5 10.0.0.6"));
+        keeper.observe_slice(&slice("peers", "peers-1", "10.0.0.5"));
+        keeper.observe_slice(&slice("resolver", "resolver-1", "10.0.0.5"));
+        keeper.set_synced();
+        let zone = keeper.zone();
+        let End::Found(Records::Ns(target), _) =
+            zone.answer(zone.origin().wire(), RecordType::Ns).end
+        else {
+            panic!("{name}: no server")
+        };
+        let target = target.map_or("-".to_owned(), |target| {
+            labels(target.key)
+                .map(|label| str::from_utf8(label).unwrap())
+                .collect::<Vec<_>>()
+                .join(".")
+        });
+        let servers: Vec<_> = zone.servers().map(|address| address.to_string()).collect();
+        assert_eq!(format!("{target} {}", servers.join(" ")), want, "{name}");
+    }
+}

@@ -13,6 +13,8 @@ use roadstead_api::resolv::{ClusterDns, ResolvConf, compose};
 
 /// The node's own name servers.
 const NODE_RESOLV_CONF: &str = "/etc/resolv.conf";
+/// Those behind systemd-resolved, which itself answers on the node's own loopback only.
+const REAL_RESOLV_CONF: &str = "/run/systemd/resolve/resolv.conf";
 
 /// The names by which the runtime knows the pod.
 pub(crate) fn pod_name(pod: &Pod) -> PodName {
@@ -24,6 +26,21 @@ pub(crate) fn pod_name(pod: &Pod) -> PodName {
 /// Whether the pod uses the node's network.
 pub(crate) fn on_host_network(pod: &Pod) -> bool {
     pod.spec.as_ref().and_then(|spec| spec.host_network).unwrap_or(false)
+}
+
+/// Replaces the node's name servers by the real ones if a pod could reach none of them. The rest stays,
+/// because the DNS server knows it, too.
+fn reachable(node: ResolvConf, real: impl FnOnce() -> ResolvConf) -> ResolvConf {
+    let is_loopback = |server: &String| {
+        server.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
+    };
+    if !node.nameservers.iter().all(is_loopback) {
+        return node;
+    }
+    match real().nameservers {
+        none if none.is_empty() => node,
+        nameservers => ResolvConf { nameservers, ..node },
+    }
 }
 
 /// Returns the order, and notes about what had to be left out of resolv.conf; the error says what
@@ -42,8 +59,9 @@ pub(crate) fn plan_order(
         false => hostname(pod),
     };
     let cluster = ClusterDns { server: config.cluster_dns, domain: config.cluster_domain.clone() };
-    let node = fs::read_to_string(NODE_RESOLV_CONF).unwrap_or_default();
-    let (resolv_conf, notes) = compose(pod, &cluster, &ResolvConf::parse(&node));
+    let read = |path| ResolvConf::parse(&fs::read_to_string(path).unwrap_or_default());
+    let node = reachable(read(NODE_RESOLV_CONF), || read(REAL_RESOLV_CONF));
+    let (resolv_conf, notes) = compose(pod, &cluster, &node);
     let files = BTreeMap::from([
         ("/etc/hostname".to_owned(), format!("{hostname}\n")),
         ("/etc/hosts".to_owned(), hosts_file(pod, address, &config.cluster_domain)),
@@ -63,4 +81,29 @@ pub(crate) fn plan_order(
         restarts,
     };
     Ok((order, notes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn name_servers_that_pods_can_reach() {
+        let conf = |servers: &str| ResolvConf {
+            nameservers: servers.split_whitespace().map(str::to_owned).collect(),
+            ..ResolvConf::parse("search lan\n")
+        };
+        for (name, node, real, want) in [
+            ("plain", "192.0.2.1", "192.0.2.2", "192.0.2.1"),
+            ("systemd-resolved", "127.0.0.53", "192.0.2.2 fd00::53", "192.0.2.2 fd00::53"),
+            ("one can be reached", "127.0.0.1 192.0.2.1", "192.0.2.2", "127.0.0.1 192.0.2.1"),
+            ("nothing better", "127.0.0.53", "", "127.0.0.53"),
+            ("the newer family", "::1", "192.0.2.2", "192.0.2.2"),
+            ("none", "", "192.0.2.2", "192.0.2.2"),
+        ] {
+            let got = reachable(conf(node), || conf(real));
+            assert_eq!(got.nameservers.join(" "), want, "{name}");
+            assert_eq!(got.searches, ["lan"], "{name}");
+        }
+    }
 }

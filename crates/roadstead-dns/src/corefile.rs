@@ -12,7 +12,9 @@ use roadstead_zone::name::Name;
 use roadstead_zone::zone::{Namespaces, Outside, PodNames, Reverse, Settings};
 
 use self::parse::Directive;
-use crate::setup::{Block, CacheRule, FallThrough, Forward, Hosts, Rewrite, Setup, Transfer};
+use crate::setup::{
+    Block, CacheRule, FallThrough, Forward, Hosts, Log, LoggedEnd, Rewrite, Setup, Transfer,
+};
 use crate::upstream::{Options, Policy, Upstreams};
 
 mod import;
@@ -142,7 +144,7 @@ impl Reader<'_> {
         match directive.name() {
             // Errors are always logged, with less noise than a setting could choose.
             "errors" => {}
-            "log" => block.log = true,
+            "log" => block.logs.push(log(directive)?),
             "health" => {
                 corefile.health = Some(directive.address(8080)?);
                 corefile.setup.lame_duck = lame_duck(directive)?;
@@ -428,6 +430,38 @@ fn autopath(directive: &Directive) -> Outcome<()> {
         Some("@kubernetes") => Ok(()),
         _ => Err(directive.wrong("only `autopath @kubernetes` is understood")),
     }
+}
+
+/// `log [ZONE...] [FORMAT] { class success|denial|error|all... }`. There is one format.
+fn log(directive: &Directive) -> Outcome<Log> {
+    let mut zones = &directive.words[1..];
+    if let [names @ .., last] = zones
+        && last.contains('{')
+    {
+        zones = names;
+    }
+    let given = zones.iter().map(|zone| directive.zone(zone));
+    let mut log = Log { zones: given.collect::<Outcome<_>>()?, ends: Vec::new() };
+    if log.zones.is_empty() {
+        log.zones.push(directive.zone(".")?);
+    }
+    let mut all = false;
+    for option in &directive.body {
+        if option.name() != "class" {
+            return Err(option.wrong(format!("log: unknown option {:?}", option.name())));
+        }
+        for word in &option.words[1..] {
+            match word.as_str() {
+                "all" => all = true,
+                "success" => log.ends.push(LoggedEnd::Success),
+                "denial" => log.ends.push(LoggedEnd::Denial),
+                "error" => log.ends.push(LoggedEnd::Error),
+                other => return Err(option.wrong(format!("log: unknown class {other:?}"))),
+            }
+        }
+    }
+    log.ends.retain(|_| !all);
+    Ok(log)
 }
 
 /// `transfer [ZONE...] { to ADDRESS|* ... }`. Nobody is told of changes.

@@ -71,8 +71,39 @@ pub struct Block {
     pub memory: Arc<Memory>,
     /// Whether the order of addresses stays as it is.
     pub fixed_order: bool,
-    /// Whether to log every query.
-    pub log: bool,
+    /// Which queries are logged.
+    pub logs: Vec<Log>,
+}
+
+/// Some queries that are logged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Log {
+    /// Those about names in these zones.
+    pub zones: Vec<Name>,
+    /// Those that end like this; all if there are none.
+    pub ends: Vec<LoggedEnd>,
+}
+
+/// How a query ended, as far as logs are concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoggedEnd {
+    /// With an answer.
+    Success,
+    /// There is no such name, or nothing of that type.
+    Denial,
+    /// In any other way.
+    Error,
+}
+
+impl LoggedEnd {
+    /// How a reply ends a query.
+    pub fn of(reply: &[u8]) -> Self {
+        match (reply.get(3).map(|flags| flags & 0x0f), reply.get(6..8)) {
+            (Some(0), Some([0, 0])) | (Some(3), _) => Self::Denial,
+            (Some(0), _) => Self::Success,
+            _ => Self::Error,
+        }
+    }
 }
 
 /// Below which zones a missing name is left to the next in line.
@@ -321,6 +352,13 @@ impl Block {
             }
         }
         changed.then_some(name)
+    }
+
+    /// Whether a query about a name that ends like this is logged.
+    pub fn logs(&self, name: &[u8], end: LoggedEnd) -> bool {
+        let within = |zone: &Name| find_suffix(name, zone.wire()).is_some();
+        let wants = |log: &Log| log.ends.is_empty() || log.ends.contains(&end);
+        self.logs.iter().any(|log| wants(log) && log.zones.iter().any(within))
     }
 
     /// How an answer about a name is remembered; `None` if it is not.

@@ -205,7 +205,7 @@ async fn converse(
             match answer(resolver, query, &peer, &mut output) {
                 Verdict::Done => {}
                 Verdict::Leave => return Ok(()),
-                Verdict::Late => late.ask(resolver, query.to_vec(), peer.ip()),
+                Verdict::Late => late.ask(resolver, query.to_vec(), peer),
             }
             if output.len() > MOST_UNSENT {
                 send(&mut stream, &mut output).await?;
@@ -257,14 +257,16 @@ impl Late {
         reply
     }
 
-    fn ask(&mut self, resolver: &Arc<Resolver>, query: Vec<u8>, peer: IpAddr) {
+    fn ask(&mut self, resolver: &Arc<Resolver>, query: Vec<u8>, peer: SocketAddr) {
         let (sender, _) = self.replies.get_or_insert_with(|| mpsc::channel(MOST_LATE));
         let (sender, resolver) = (sender.clone(), resolver.clone());
         self.waiting += 1;
         tokio::spawn(async move {
-            let reply = resolver.finish(&query, Transport::Tcp, Some(peer)).await;
+            let reply = resolver.finish(&query, Transport::Tcp, Some(peer.ip())).await;
+            let reply = reply.unwrap_or_default();
+            log(&resolver.setup.get(), &query, &peer, &reply);
             // The client may have left.
-            let _ = sender.send(reply.unwrap_or_default()).await;
+            let _ = sender.send(reply).await;
         });
     }
 }
@@ -310,7 +312,7 @@ fn answer(resolver: &Resolver, query: &[u8], peer: &SocketAddr, output: &mut Vec
                     resolver.counters.hit(buffer);
                 }
                 let code = buffer[3] & 0x0f;
-                log(&resolver.setup.get(), query, peer, code);
+                log(&resolver.setup.get(), query, peer, buffer);
                 resolver.counters.answered(kind(query), Transport::Tcp, code);
                 frame(output, &buffer[..length]);
                 Verdict::Done

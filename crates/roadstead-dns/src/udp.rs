@@ -26,7 +26,7 @@ use crate::reply::Code;
 use crate::resolve::Resolver;
 use crate::respond::{Context, Response, Transport, respond};
 use crate::search::Asking;
-use crate::setup::Setup;
+use crate::setup::{LoggedEnd, Setup};
 use crate::turns::Turns;
 
 pub mod batch;
@@ -131,7 +131,7 @@ impl Worker {
                 if response == Response::Remembered(length) {
                     self.counters.hit(reply);
                 }
-                log(context.setup, query, &peer, reply[3] & 0x0f);
+                log(context.setup, query, &peer, reply);
                 self.counters.answered(kind(query), Transport::Udp, reply[3] & 0x0f);
                 batch.reply(slot, length);
             }
@@ -147,12 +147,13 @@ impl Worker {
 }
 
 /// Logs a query, if the rules for its name say so.
-pub fn log(setup: &Setup, query: &[u8], peer: &std::net::SocketAddr, code: u8) {
-    if !setup.blocks.iter().any(|block| block.log) {
+pub fn log(setup: &Setup, query: &[u8], peer: &std::net::SocketAddr, reply: &[u8]) {
+    if setup.blocks.iter().all(|block| block.logs.is_empty()) {
         return;
     }
     let Some((name, _)) = read_name(query, HEADER_LENGTH) else { return };
-    if setup.block(&name.wire().to_ascii_lowercase()).is_some_and(|block| block.log) {
+    let (lower, code) = (name.wire().to_ascii_lowercase(), reply.get(3).map_or(0, |b| b & 0x0f));
+    if setup.block(&lower).is_some_and(|block| block.logs(&lower, LoggedEnd::of(reply))) {
         let name = Name::from_wire(name.wire()).map(|name| name.to_string());
         info!(%peer, name = name.unwrap_or_default(), kind = kind(query), code, "query");
     }
@@ -183,8 +184,12 @@ pub async fn answer_late(mut queries: mpsc::Receiver<Late>, resolver: Arc<Resolv
         let resolver = resolver.clone();
         tokio::spawn(async move {
             let began = Instant::now();
-            let peer = late.origin.peer().map(|peer| peer.ip());
-            if let Some(reply) = resolver.finish(&late.query, Transport::Udp, peer).await {
+            let peer = late.origin.peer();
+            let address = peer.map(|peer| peer.ip());
+            if let Some(reply) = resolver.finish(&late.query, Transport::Udp, address).await {
+                if let Some(peer) = peer {
+                    log(&resolver.setup.get(), &late.query, &peer, &reply);
+                }
                 let code = reply.get(3).map_or(0, |flags| flags & 0x0f);
                 resolver.counters.answered(kind(&late.query), Transport::Udp, code);
                 resolver.counters.took(began.elapsed(), 1);

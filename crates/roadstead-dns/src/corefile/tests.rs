@@ -65,7 +65,7 @@ fn the_stock_configuration() {
     assert_eq!(ports, [Some(8080), Some(8181), Some(9153)]);
     assert_eq!(corefile.port, 53);
     let block = &corefile.setup.blocks[0];
-    assert!(!block.fixed_order && !block.log && block.kubernetes.is_some());
+    assert!(!block.fixed_order && block.logs.is_empty() && block.kubernetes.is_some());
     let servers: Vec<_> = block.forwards[0].upstreams.addresses().collect();
     assert_eq!(servers, ["192.0.2.53:53".parse().unwrap(), "[fd00::53]:53".parse().unwrap()]);
     let seconds = Duration::from_secs;
@@ -156,6 +156,7 @@ fn what_is_refused() {
         ),
         (".:53 {\n cache {\n  disable\n }\n}", "line 3: cache: disable needs success or denial"),
         (".:53 {\n health nowhere\n}", "line 2: nowhere: not an address with a port"),
+        (".:53 {\n log {\n  class odd\n }\n}", "line 3: log: unknown class \"odd\""),
         (".:53 {\n log \"x\n}", "line 2: a quotation mark is not closed"),
         (".:53 {\n loadbalance weighted f\n}", "line 2: loadbalance weighted: unknown policy"),
     ];
@@ -180,7 +181,7 @@ fn what_is_understood() {
     let corefile = corefile.unwrap();
     let [acme, root] = corefile.setup.blocks.as_slice() else { panic!("two blocks") };
     assert_eq!((acme.zones.len(), acme.forwards[0].except.len()), (2, 1));
-    assert!(acme.fixed_order && acme.kubernetes.is_none() && root.log);
+    assert!(acme.fixed_order && acme.kubernetes.is_none() && !root.logs.is_empty());
     let hosts = root.hosts.as_ref().unwrap();
     assert_eq!((hosts.addresses.len(), hosts.lifetime), (2, 60));
     assert!(hosts.fall_through.as_ref().unwrap().covers(b"\x01x\0"));
@@ -204,7 +205,7 @@ fn imports() {
                 import custom/*.server\n";
     let corefile = parsed(text).unwrap();
     let [root, other] = corefile.setup.blocks.as_slice() else { panic!("two blocks") };
-    assert!(root.log && root.rewrites.len() == 1 && root.kubernetes.is_some());
+    assert!(!root.logs.is_empty() && root.rewrites.len() == 1 && root.kubernetes.is_some());
     assert_eq!((other.zones.len(), other.forwards.len()), (2, 1));
     let endless = parsed(".:53 {\n import itself\n}").unwrap_err();
     assert!(endless.starts_with("line 2: itself, line 1: itself, line 1: "), "{endless}");
@@ -332,5 +333,29 @@ fn what_is_remembered() {
         let forgets = |absence| block.forgets(name.wire(), absence);
         let got = (block.cache(name.wire()).is_some(), forgets(false), forgets(true));
         assert_eq!(got, want, "{name}");
+    }
+}
+
+#[test]
+fn what_is_logged() {
+    // Replies by their code and number of answers.
+    let cases = [
+        ("log", "a.org", (0, 1), true),
+        ("log org lan", "a.lan", (0, 1), true),
+        ("log org lan", "a.com", (0, 1), false),
+        ("log . {combined}", "a.org", (0, 1), true),
+        ("log . {\n class error\n}", "a.org", (0, 1), false),
+        ("log . {\n class error\n}", "a.org", (2, 0), true),
+        ("log . {\n class denial error\n}", "a.org", (3, 0), true),
+        ("log . {\n class denial error\n}", "a.org", (0, 0), true),
+        ("log . {\n class denial all\n}", "a.org", (0, 1), true),
+        ("errors", "a.org", (2, 0), false),
+    ];
+    for (rules, name, (code, answers), want) in cases {
+        let corefile = parsed(&format!(".:53 {{\n{rules}\n}}")).unwrap();
+        let reply = [0, 0, 0x80, code, 0, 1, 0, answers, 0, 0, 0, 0];
+        let name = Name::parse(name).unwrap();
+        let got = corefile.setup.blocks[0].logs(name.wire(), LoggedEnd::of(&reply));
+        assert_eq!(got, want, "{rules}: {name} {code} {answers}");
     }
 }

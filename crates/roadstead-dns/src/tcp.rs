@@ -262,8 +262,12 @@ impl Late {
         let (sender, resolver) = (sender.clone(), resolver.clone());
         self.waiting += 1;
         tokio::spawn(async move {
+            let began = Instant::now();
             let reply = resolver.finish(&query, Transport::Tcp, Some(peer.ip())).await;
             let reply = reply.unwrap_or_default();
+            let code = reply.get(3).map_or(0, |flags| flags & 0x0f);
+            resolver.counters.answered(kind(&query), Transport::Tcp, code);
+            resolver.counters.took(began.elapsed(), 1);
             log(&resolver.setup.get(), &query, &peer, &reply);
             // The client may have left.
             let _ = sender.send(reply).await;

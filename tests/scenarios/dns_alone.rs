@@ -84,6 +84,7 @@ fn in_the_place_of_coredns() {
         let server = Roadstead::apiserver();
         let kubectl = server.kubectl();
         kubectl.apply(OBJECTS);
+        example(&kubectl);
         let log = server.directory().join("dns.log");
         let _dns = Dns::start(&server.kubeconfig(), &log);
         let ready = "curl -s -o /dev/null -w '%{http_code}' http://127.0.0.1:8181/ready || true";
@@ -93,6 +94,24 @@ fn in_the_place_of_coredns() {
         follows_its_configuration(&kubectl, &log);
         says_how_far_it_is(&kubectl);
     });
+}
+
+/// The example is valid, and its account may do what the server does.
+fn example(kubectl: &Kubectl) {
+    kubectl.apply("../../examples/dns-in-the-place-of-coredns.yaml");
+    let account = "--as=system:serviceaccount:kube-system:roadstead-dns";
+    for what in [
+        "list namespaces",
+        "watch services --all-namespaces",
+        "watch pods --all-namespaces",
+        "list endpointslices.discovery.k8s.io --all-namespaces",
+        "watch configmaps -n kube-system",
+        "patch leases.coordination.k8s.io -n kube-system",
+        "create leases.coordination.k8s.io -n kube-system",
+    ] {
+        assert_eq!(kubectl.run(&format!("auth can-i {what} {account}")).trim(), "yes", "{what}");
+    }
+    kubectl.run("delete -f ../../examples/dns-in-the-place-of-coredns.yaml");
 }
 
 fn answers() {

@@ -2,7 +2,7 @@
 
 use http::Request;
 
-use crate::request::{Query, Target};
+use crate::request::{Path, Query, Target};
 
 /// What a request is about.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,8 +30,8 @@ impl About {
     pub fn of<B>(request: &Request<B>) -> Self {
         let uri = request.uri();
         let path = uri.path_and_query().map_or_else(|| uri.path().to_owned(), ToString::to_string);
-        let Some(target) = Target::parse(uri.path()).filter(|target| !target.plural.is_empty())
-        else {
+        let parsed = Path::read(uri.path());
+        let Some(target) = parsed.as_ref().and_then(Target::parse) else {
             let verb = request.method().as_str().to_lowercase();
             return Self { verb, uri: path.clone(), ..Self::default() };
         };

@@ -25,7 +25,7 @@ use crate::api::{Api, User};
 use crate::call::Call;
 use crate::error::ApiError;
 use crate::registry::{Registry, Resource};
-use crate::request::{Query, Target};
+use crate::request::{Path, Query, Target};
 use crate::view::View;
 use crate::{
     audit, authorize, compress, discovery, health, impersonate, openapi, proxy, tag, tokens,
@@ -175,7 +175,8 @@ async fn answer(
         authorize::path(api, user, &parts.method, path)?;
         return Ok(snapshot(api));
     }
-    let target = Target::parse(path).ok_or_else(ApiError::no_such_path)?;
+    let parsed = Path::read(path);
+    let target = parsed.as_ref().and_then(Target::parse).ok_or_else(ApiError::no_such_path)?;
     let resource = registry.find(target.group, target.version, target.plural);
     let resource = resource.ok_or_else(ApiError::no_such_path)?;
     check_scope(resource, &target, &parts.method)?;

@@ -1,5 +1,6 @@
 //! What a request is about: the path and the query, taken apart.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use roadstead_api::selector::{FieldCondition, Selector, parse_fields};
@@ -25,23 +26,51 @@ pub struct Target<'a> {
     pub rest: &'a str,
 }
 
-impl<'a> Target<'a> {
-    /// Takes a path apart; `None` if it is not about objects.
-    pub fn parse(path: &'a str) -> Option<Self> {
-        // What is proxied has a path of its own, whatever it looks like.
+/// A path without escapes.
+pub struct Path<'a> {
+    object: Cow<'a, str>,
+    /// What is proxied has a path of its own, which stays as it is.
+    rest: &'a str,
+}
+
+impl<'a> Path<'a> {
+    /// Resolves the escapes of a path; `None` if one of them hides a slash or makes no text.
+    pub fn read(path: &'a str) -> Option<Self> {
         for (at, word) in path.match_indices("/proxy") {
             let (object, rest) = path.split_at(at + word.len());
-            let target = Self::parse_object(object);
-            let target = target.filter(|target| target.subresource == "proxy");
-            if let Some(target) = target.filter(|_| rest.is_empty() || rest.starts_with('/')) {
-                return Some(Self { rest, ..target });
+            let proxied = Target::parse_object(object).is_some_and(|t| t.subresource == "proxy");
+            if proxied && (rest.is_empty() || rest.starts_with('/')) {
+                return Some(Self { object: plain(object)?, rest });
             }
         }
-        Self::parse_object(path)
+        Some(Self { object: plain(path)?, rest: "" })
+    }
+}
+
+/// Names such as `system:node` may come as `system%3Anode`; a slash would make two names of one.
+fn plain(path: &str) -> Option<Cow<'_, str>> {
+    if !path.contains('%') {
+        return Some(path.into());
+    }
+    let slashes = |text: &str| text.matches('/').count();
+    let plain = String::from_utf8(unescaped(path, b'+')).ok()?;
+    (slashes(&plain) == slashes(path)).then(|| plain.into())
+}
+
+impl<'a> Target<'a> {
+    /// Takes a path apart; `None` if it is not about objects.
+    pub fn parse(path: &'a Path<'a>) -> Option<Self> {
+        let target = Self::parse_object(&path.object)?;
+        Some(Self { rest: path.rest, ..target })
     }
 
     fn parse_object(path: &'a str) -> Option<Self> {
-        let parts: Vec<_> = path.trim_matches('/').split('/').collect();
+        let path = path.strip_prefix('/').unwrap_or(path);
+        let parts: Vec<_> = path.strip_suffix('/').unwrap_or(path).split('/').collect();
+        // Nothing is called "": a subresource of nobody would be taken for a list.
+        if parts.contains(&"") {
+            return None;
+        }
         let (group, version, rest) = match parts[..] {
             ["api", version, ref rest @ ..] => ("", version, rest),
             ["apis", group, version, ref rest @ ..] => (group, version, rest),
@@ -58,7 +87,7 @@ impl<'a> Target<'a> {
             ["namespaces", namespace, plural, name, subresource] => {
                 Self { namespace, plural, name, subresource, ..target }
             }
-            [plural] if !plural.is_empty() => Self { plural, ..target },
+            [plural] => Self { plural, ..target },
             [plural, name] => Self { plural, name, ..target },
             [plural, name, subresource] => Self { plural, name, subresource, ..target },
             _ => return None,
@@ -140,15 +169,20 @@ fn pairs(text: Option<&str>) -> impl Iterator<Item = (String, String)> {
     })
 }
 
-/// Text without percent escapes; a plus is a blank.
+/// Text of a query without percent escapes; a plus is a blank.
 pub fn unescape(text: &str) -> String {
+    String::from_utf8_lossy(&unescaped(text, b' ')).into_owned()
+}
+
+/// The bytes that percent escapes and pluses stand for.
+fn unescaped(text: &str, plus: u8) -> Vec<u8> {
     let bytes = text.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());
     let mut at = 0;
     while at < bytes.len() {
         let escaped = || u8::from_str_radix(text.get(at + 1..at + 3)?, 16).ok();
         match bytes[at] {
-            b'+' => out.push(b' '),
+            b'+' => out.push(plus),
             b'%' if escaped().is_some() => {
                 out.extend(escaped());
                 at += 2;
@@ -157,13 +191,14 @@ pub fn unescape(text: &str) -> String {
         }
         at += 1;
     }
-    String::from_utf8_lossy(&out).into_owned()
+    out
 }
 
 #[test]
 fn paths_are_taken_apart() {
     let show = |path| {
-        let t = Target::parse(path)?;
+        let path = Path::read(path)?;
+        let t = Target::parse(&path)?;
         Some([t.group, t.version, t.namespace, t.plural, t.name, t.subresource].join("|"))
     };
     let cases = [
@@ -177,13 +212,19 @@ fn paths_are_taken_apart() {
         ("/api/v1/namespaces/x/services/web:80/proxy", "|v1|x|services|web:80|proxy"),
         ("/api/v1/namespaces/x/services/web/proxy/a/proxy/b", "|v1|x|services|web|proxy"),
         ("/api/v1/namespaces/proxy/services/web", "|v1|proxy|services|web|"),
+        ("/api/v1/namespaces/default/pods/", "|v1|default|pods||"),
+        ("/apis/rbac/v1/clusterroles/system%3anode", "rbac|v1||clusterroles|system:node|"),
+        ("/api/v1/namespaces/x/services/web%3A80/proxy/%2f", "|v1|x|services|web:80|proxy"),
     ];
     for (path, want) in cases {
         assert_eq!(show(path).as_deref(), Some(want), "{path}");
     }
-    let target = Target::parse("/api/v1/namespaces/x/services/web/proxy/a/b/").unwrap();
-    assert_eq!(target.rest, "/a/b/");
-    for path in ["/", "/api", "/apis/apps/v1", "/healthz"] {
+    let path = Path::read("/api/v1/namespaces/x/services/web/proxy/a%2fb//").unwrap();
+    assert_eq!(Target::parse(&path).unwrap().rest, "/a%2fb//");
+    let nothing = ["/", "/api", "/apis/apps/v1", "/healthz"];
+    let empty = ["//api/v1/pods", "/api/v1/namespaces/default/pods//exec", "/api/v1//pods"];
+    let hidden = ["/api/v1/nodes/a%2Fstatus", "/api/v1/nodes/%ff", "/api/v1/%2fpods"];
+    for path in nothing.into_iter().chain(empty).chain(hidden) {
         assert_eq!(show(path), None, "{path}");
     }
 }

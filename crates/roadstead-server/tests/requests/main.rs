@@ -6,6 +6,7 @@ mod documents;
 mod impersonate;
 mod lists;
 mod proxy;
+mod rights;
 mod server;
 mod slices;
 mod strict;

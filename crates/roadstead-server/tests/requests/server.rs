@@ -10,7 +10,7 @@ use http_body_util::{BodyExt, Full};
 use roadstead_server::api::{Api, Config, User};
 use roadstead_server::audit::Audit;
 use roadstead_server::bootstrap;
-use roadstead_server::http::handle;
+use roadstead_server::http::{Body, handle};
 use roadstead_server::tokens::Tokens;
 use roadstead_store::store::Store;
 use serde_json::Value;
@@ -30,7 +30,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    async fn read(response: http::Response<roadstead_server::http::Body>) -> Self {
+    async fn read(response: http::Response<Body>) -> Self {
         let warnings = response.headers().get_all(WARNING).iter();
         let warnings = warnings.map(|value| value.to_str().unwrap().to_owned()).collect();
         let code = response.status().as_u16();
@@ -60,11 +60,7 @@ impl Server {
 
     /// Sends a body of JSON (or, for PATCH, a merge patch) and returns the answer.
     pub async fn ask(&self, request: &str, body: impl ToString) -> Answer {
-        let media_type = match request.starts_with("PATCH") {
-            true => "application/merge-patch+json",
-            false => "application/json",
-        };
-        self.ask_as(request, media_type, body).await
+        self.ask_as(request, media_type(request), body).await
     }
 
     pub async fn ask_as(&self, request: &str, media_type: &str, body: impl ToString) -> Answer {
@@ -81,6 +77,12 @@ impl Server {
         let request = request.header("content-type", "application/json");
         let request = request.body(Full::new(Bytes::from_static(b"{}"))).unwrap();
         Answer::read(handle(self.0.clone(), user, request).await).await
+    }
+
+    /// As this user, a body of JSON or a merge patch.
+    pub async fn ask_for(&self, user: User, request: &str, body: impl ToString) -> Answer {
+        let body = body.to_string().into();
+        Answer::read(self.send_for(user, request, media_type(request), body).await).await
     }
 
     pub async fn send_bytes(&self, request: &str, media_type: &str, body: Vec<u8>) -> Answer {
@@ -103,15 +105,27 @@ impl Server {
         lines.map(event).collect()
     }
 
-    async fn send(
+    async fn send(&self, request: &str, media_type: &str, body: Bytes) -> http::Response<Body> {
+        self.send_for(User::component(), request, media_type, body).await
+    }
+
+    async fn send_for(
         &self,
+        user: User,
         request: &str,
         media_type: &str,
         body: Bytes,
-    ) -> http::Response<roadstead_server::http::Body> {
+    ) -> http::Response<Body> {
         let (method, path) = request.split_once(' ').unwrap();
         let request = Request::builder().method(method).uri(path);
         let request = request.header("content-type", media_type).body(Full::new(body)).unwrap();
-        handle(self.0.clone(), User::component(), request).await
+        handle(self.0.clone(), user, request).await
+    }
+}
+
+fn media_type(request: &str) -> &'static str {
+    match request.starts_with("PATCH") {
+        true => "application/merge-patch+json",
+        false => "application/json",
     }
 }

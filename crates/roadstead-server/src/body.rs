@@ -41,6 +41,20 @@ pub fn document(media_type: &str, body: &Bytes) -> Result<Document, ApiError> {
     }
 }
 
+/// One of the objects that are sent and never stored, by the name of its type: whoever reads it
+/// can rely on the types of its fields.
+pub fn typed(
+    api: &Api,
+    type_name: &str,
+    media_type: &str,
+    body: &Bytes,
+) -> Result<Value, ApiError> {
+    let mut value = read(media_type, body)?;
+    let id = api.schema.named(type_name).expect("what clients send is in the schema");
+    decode::decode(api.schema, id, &mut value).map_err(ApiError::bad_request)?;
+    Ok(value)
+}
+
 /// JSON, with the words of upstream when it is none.
 pub fn json(body: &Bytes) -> Result<Document, ApiError> {
     serde_json::from_slice(body).map_err(|error| {

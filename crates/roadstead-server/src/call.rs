@@ -170,6 +170,11 @@ impl Call<'_> {
         Ok((value, warnings))
     }
 
+    /// The body as something that is only sent, and never stored.
+    fn typed(&self, type_name: &str) -> Result<Value, ApiError> {
+        body::typed(self.api, type_name, self.media_type, &self.body)
+    }
+
     /// A question: answered, not stored.
     fn review(&self, method: &str) -> Result<Response<Body>, ApiError> {
         if method != "POST" {
@@ -187,8 +192,8 @@ impl Call<'_> {
             return Err(ApiError::no_such_path());
         }
         let account = object::value(&*read::entry(self.api, self.resource, &self.target)?);
-        let request = body::read(self.media_type, &self.body)?;
-        let issued = self.api.tokens.issue(&account, request)?;
+        let request = self.typed("io.k8s.api.authentication.v1.TokenRequest")?;
+        let issued = self.api.tokens.issue(self.api, &account, request)?;
         Ok(respond(StatusCode::CREATED, issued.to_string()))
     }
 

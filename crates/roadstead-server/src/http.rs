@@ -136,7 +136,8 @@ fn bearer(api: &Api, user: &User, parts: &Parts) -> Result<User, ApiError> {
     let header = parts.headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
     match header.and_then(|header| header.strip_prefix("Bearer ")) {
         Some(token) if user.is_anonymous() => {
-            api.tokens.authenticate(api, token.trim()).map_err(|_| ApiError::unauthorized())
+            let bearer = api.tokens.authenticate(api, token.trim(), &[tokens::ISSUER]);
+            bearer.map(|bearer| bearer.user).map_err(|_| ApiError::unauthorized())
         }
         _ => Ok(user.clone()),
     }

@@ -5,15 +5,13 @@ use serde_json::{Value, json};
 
 use crate::api::{Api, User};
 use crate::rbac::rule::{Action, Rule};
+use crate::tokens::{self, Bearer};
 
 /// Answers a question by completing its status.
 pub fn answer(api: &Api, user: &User, plural: &str, namespace: &str, mut review: Value) -> Value {
     review["status"] = match plural {
         "selfsubjectreviews" => json!({"userInfo": shown(user)}),
-        "tokenreviews" => match api.tokens.authenticate(api, review.text("/spec/token")) {
-            Ok(user) => json!({"authenticated": true, "user": shown(&user)}),
-            Err(why) => json!({"authenticated": false, "error": why}),
-        },
+        "tokenreviews" => token(api, &review),
         "selfsubjectaccessreviews" => access(api, user, &review["spec"]),
         "selfsubjectrulesreviews" => {
             rules(&api.rbac.rules_of(user, review.text("/spec/namespace")), user)
@@ -29,6 +27,17 @@ pub fn answer(api: &Api, user: &User, plural: &str, namespace: &str, mut review:
         }
     };
     review
+}
+
+fn token(api: &Api, review: &Value) -> Value {
+    let asked: Vec<_> = review.list("/spec/audiences").iter().filter_map(Value::as_str).collect();
+    let audiences = if asked.is_empty() { vec![tokens::ISSUER] } else { asked };
+    match api.tokens.authenticate(api, review.text("/spec/token"), &audiences) {
+        Ok(Bearer { user, audiences }) => {
+            json!({"authenticated": true, "user": shown(&user), "audiences": audiences})
+        }
+        Err(why) => json!({"authenticated": false, "error": why}),
+    }
 }
 
 /// A user as objects and logs show it.

@@ -8,6 +8,8 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jiff::Timestamp;
 use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation};
 use rcgen::{KeyPair, PublicKeyData};
+use roadstead_api::invalid::Causes;
+use roadstead_api::kind::Info;
 use roadstead_api::look::Look;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -21,6 +23,7 @@ use crate::object;
 pub const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
 const DEFAULT_LIFETIME: i64 = 3600;
 const SHORTEST_LIFETIME: i64 = 600;
+const LONGEST_LIFETIME: i64 = 1 << 32;
 
 /// Makes and checks tokens.
 pub struct Tokens {
@@ -74,44 +77,47 @@ impl Tokens {
         self
     }
 
-    /// Whom a token belongs to, or why to nobody.
-    pub fn authenticate(&self, api: &Api, token: &str) -> Result<User, String> {
+    /// Whom a token for one of these audiences belongs to, or why to nobody.
+    pub fn authenticate(
+        &self,
+        api: &Api,
+        token: &str,
+        audiences: &[&str],
+    ) -> Result<Bearer, String> {
+        let wrong_audience = |own: &[String]| {
+            Err(format!(
+                "token audiences {own:?} is invalid for the target audiences {audiences:?}"
+            ))
+        };
         if let Some(user) = self.known.get(token) {
-            return Ok(user.clone());
+            return match audiences.contains(&ISSUER) {
+                true => Ok(Bearer { user: user.clone(), audiences: vec![ISSUER.to_owned()] }),
+                false => wrong_audience(&[ISSUER.to_owned()]),
+            };
         }
         let mut rules = Validation::new(Algorithm::ES256);
         rules.set_issuer(&[ISSUER]);
-        rules.set_audience(&[ISSUER]);
+        rules.validate_aud = false;
         let claims = jsonwebtoken::decode::<Value>(token, &self.checking, &rules)
             .map_err(|error| error.to_string())?
             .claims;
-        let about = |field: &str| claims.text(&format!("/kubernetes.io/{field}")).to_owned();
-        let (namespace, name) = (about("namespace"), about("serviceaccount/name"));
-        let registry = api.registry();
-        let accounts = registry.core("serviceaccounts");
-        let account = api.store.get(&accounts.key(&namespace, &name));
-        let account = account.map(|entry| object::value(&entry)).unwrap_or_default();
-        if account.text("/metadata/uid") != about("serviceaccount/uid") {
-            return Err("service account token has been invalidated".into());
+        let own = claims.list("/aud").iter().filter_map(Value::as_str).map(str::to_owned);
+        let own: Vec<_> = own.collect();
+        let common: Vec<_> =
+            own.iter().filter(|audience| audiences.contains(&audience.as_str())).cloned().collect();
+        if common.is_empty() {
+            return wrong_audience(&own);
         }
-        let groups = vec![
-            "system:serviceaccounts".into(),
-            format!("system:serviceaccounts:{namespace}"),
-            "system:authenticated".into(),
-        ];
-        Ok(User::new(format!("system:serviceaccount:{namespace}:{name}"), groups))
+        Ok(Bearer { user: account_of(api, &claims)?, audiences: common })
     }
 
     /// Completes a TokenRequest for a service account.
-    pub fn issue(&self, account: &Value, mut request: Value) -> Result<Value, ApiError> {
-        let asked = request.int("/spec/expirationSeconds");
-        let lifetime = if asked == 0 { DEFAULT_LIFETIME } else { asked };
-        if lifetime < SHORTEST_LIFETIME {
-            return Err(ApiError::unprocessable(format!(
-                "spec.expirationSeconds: Invalid value: {asked}: may not specify a duration less \
-                 than 10 minutes"
-            )));
-        }
+    pub fn issue(&self, api: &Api, account: &Value, mut request: Value) -> Result<Value, ApiError> {
+        let lifetime = match request.has("/spec/expirationSeconds") {
+            true => request.int("/spec/expirationSeconds"),
+            false => DEFAULT_LIFETIME,
+        };
+        check_lifetime(lifetime)?;
         let now = Timestamp::now().as_second();
         let audiences = match request.list("/spec/audiences") {
             [] => json!([ISSUER]),
@@ -119,17 +125,17 @@ impl Tokens {
         };
         let (namespace, name) =
             (account.text("/metadata/namespace"), account.text("/metadata/name"));
-        let mut bound = json!({"namespace": namespace,
+        let mut about = json!({"namespace": namespace,
             "serviceaccount": {"name": name, "uid": account["metadata"]["uid"]}});
-        let reference = request["spec"]["boundObjectRef"].clone();
-        if reference.is_object() {
-            let kind = reference.text("/kind").to_lowercase();
-            bound[kind] = json!({"name": reference["name"], "uid": reference["uid"]});
+        if request.has("/spec/boundObjectRef") {
+            let (claim, bound) = bound_to(api, account, &request["spec"]["boundObjectRef"])?;
+            about[claim] = json!({"name": bound["metadata"]["name"],
+                "uid": bound["metadata"]["uid"]});
         }
         let claims = json!({
             "iss": ISSUER, "aud": audiences, "iat": now, "nbf": now, "exp": now + lifetime,
-            "jti": Uuid::new_v4().to_string(), "kubernetes.io": bound,
-            "sub": format!("system:serviceaccount:{namespace}:{name}"),
+            "jti": Uuid::new_v4().to_string(), "kubernetes.io": about,
+            "sub": username(namespace, name),
         });
         let mut header = Header::new(Algorithm::ES256);
         header.kid = Some("roadstead".into());
@@ -151,6 +157,107 @@ impl Tokens {
         json!({"keys": [{"use": "sig", "kty": "EC", "kid": "roadstead", "crv": "P-256",
             "alg": "ES256", "x": half(1..33), "y": half(33..65)}]})
     }
+}
+
+/// Who holds a token, and which of the audiences that were asked for it is meant for.
+#[derive(Debug)]
+pub struct Bearer {
+    /// The user.
+    pub user: User,
+    /// Never empty.
+    pub audiences: Vec<String>,
+}
+
+/// What a token may be bound to, by the claim that says so: the token ends with the object.
+const BINDINGS: [(&str, &str, &str); 3] =
+    [("Pod", "pod", "pods"), ("Secret", "secret", "secrets"), ("Node", "node", "nodes")];
+
+fn username(namespace: &str, name: &str) -> String {
+    format!("system:serviceaccount:{namespace}:{name}")
+}
+
+/// A core object, wherever its kind lives.
+fn object_of(api: &Api, plural: &str, namespace: &str, name: &str) -> Result<Value, ApiError> {
+    let registry = api.registry();
+    let resource = registry.core(plural);
+    let namespace = if resource.info().namespaced { namespace } else { "" };
+    match api.store.get(&resource.key(namespace, name)) {
+        Some(entry) => Ok(object::value(&entry)),
+        None => Err(ApiError::not_found(resource.info(), name)),
+    }
+}
+
+/// The service account that a token names, if it and what the token is bound to still exist.
+fn account_of(api: &Api, claims: &Value) -> Result<User, String> {
+    let about = |field: &str| claims.text(&format!("/kubernetes.io/{field}"));
+    let (namespace, name) = (about("namespace"), about("serviceaccount/name"));
+    let invalidated = || "service account token has been invalidated".to_owned();
+    let is_same = |plural: &str, claim: &str| {
+        let name = about(&format!("{claim}/name"));
+        let found = object_of(api, plural, namespace, name).ok();
+        found.is_some_and(|found| found.text("/metadata/uid") == about(&format!("{claim}/uid")))
+    };
+    let lives = BINDINGS.iter().all(|(_, claim, plural)| {
+        !claims.has(&format!("/kubernetes.io/{claim}")) || is_same(plural, claim)
+    });
+    let name_fits = claims.text("/sub") == username(namespace, name);
+    if !lives || !name_fits || !is_same("serviceaccounts", "serviceaccount") {
+        return Err(invalidated());
+    }
+    let groups = vec![
+        "system:serviceaccounts".into(),
+        format!("system:serviceaccounts:{namespace}"),
+        "system:authenticated".into(),
+    ];
+    let uid = about("serviceaccount/uid").to_owned();
+    Ok(User { uid, ..User::new(username(namespace, name), groups) })
+}
+
+/// The claim for an object that a token shall end with, and the object.
+fn bound_to(
+    api: &Api,
+    account: &Value,
+    reference: &Value,
+) -> Result<(&'static str, Value), ApiError> {
+    let (version, kind) = (reference.text("/apiVersion"), reference.text("/kind"));
+    let known = BINDINGS.iter().find(|(own, ..)| *own == kind && !version.contains('/'));
+    let Some(&(kind, claim, plural)) = known else {
+        let (group, version) = version.split_once('/').unwrap_or(("", version));
+        let message = format!("cannot bind token to object of type {group}/{version}, Kind={kind}");
+        return Err(ApiError::bad_request(message));
+    };
+    let (namespace, name) = (account.text("/metadata/namespace"), reference.text("/name"));
+    let object = object_of(api, plural, namespace, name)?;
+    let account = account.text("/metadata/name");
+    if kind == "Pod" && object.text("/spec/serviceAccountName") != account {
+        return Err(ApiError::bad_request(format!(
+            "cannot bind token for serviceaccount {account:?} to pod running with different \
+             serviceaccount name."
+        )));
+    }
+    let uid = reference.text("/uid");
+    if !uid.is_empty() && uid != object.text("/metadata/uid") {
+        let why = format!(
+            "the UID in the bound object reference ({uid}) does not match the UID in record. The \
+             object might have been deleted and then recreated"
+        );
+        // Upstream names the kind here, not the resource.
+        let info = Info::new("", "v1", kind, kind, "");
+        return Err(ApiError::conflict(&info, name, &why));
+    }
+    Ok((claim, object))
+}
+
+fn check_lifetime(seconds: i64) -> Result<(), ApiError> {
+    let why = match seconds {
+        ..SHORTEST_LIFETIME => "may not specify a duration less than 10 minutes",
+        SHORTEST_LIFETIME..=LONGEST_LIFETIME => return Ok(()),
+        _ => "may not specify a duration larger than 2^32 seconds",
+    };
+    let mut causes = Causes::default();
+    causes.invalid("spec.expirationSeconds", &json!(seconds), why);
+    let info = Info::new("authentication.k8s.io", "v1", "TokenRequest", "tokenrequests", "");
+    Err(ApiError::invalid(&info, "", &causes.0))
 }
 
 /// `/.well-known/openid-configuration`.

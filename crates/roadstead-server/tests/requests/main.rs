@@ -10,4 +10,5 @@ mod rights;
 mod server;
 mod slices;
 mod strict;
+mod tokens;
 mod views;

@@ -16,6 +16,7 @@ mod namespace;
 mod node;
 mod pod;
 mod pod_spec;
+mod rbac;
 mod replica_set;
 mod review;
 mod secret;

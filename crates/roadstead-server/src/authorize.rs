@@ -1,11 +1,13 @@
 //! Who may do what: the questions that requests put to the policy.
 
 use http::Method;
+use roadstead_api::kind::Info;
+use roadstead_api::look::Look;
 use serde_json::Value;
 
 use crate::api::{Api, User};
 use crate::error::ApiError;
-use crate::rbac::rule::{self, Action};
+use crate::rbac::rule::{self, Action, Rule};
 use crate::registry::Resource;
 use crate::request::{Query, Target};
 
@@ -48,6 +50,26 @@ pub fn verb(
         ("DELETE", "") => "deletecollection",
         _ => "delete",
     };
+    allowed(api, user, verb, resource, target)
+}
+
+/// Whether the user may create the object that an update or a patch did not find.
+pub fn creation(
+    api: &Api,
+    user: &User,
+    resource: &Resource,
+    target: &Target<'_>,
+) -> Result<(), ApiError> {
+    allowed(api, user, "create", resource, target)
+}
+
+fn allowed(
+    api: &Api,
+    user: &User,
+    verb: &str,
+    resource: &Resource,
+    target: &Target<'_>,
+) -> Result<(), ApiError> {
     let info = resource.info();
     let full = match target.subresource {
         "" => info.plural.to_owned(),
@@ -82,48 +104,107 @@ pub fn refusal(user: &User, action: &Action<'_>) -> ApiError {
     error
 }
 
-/// Nobody may write a role, or a binding to one, that gives more than they have themselves.
+/// Nobody may write a role, or a binding to one, that gives more than they have themselves; `old` is
+/// what `new` replaces.
 pub fn escalation(
     api: &Api,
     user: &User,
     resource: &Resource,
     namespace: &str,
-    object: &Value,
+    old: Option<&Value>,
+    new: &Value,
 ) -> Result<(), ApiError> {
     let info = resource.info();
-    if info.group != "rbac.authorization.k8s.io" || user.is_master() {
+    let unchanged = old.is_some_and(|old| is_housekeeping(old, new));
+    if info.group != GROUP || user.is_master() || unchanged {
         return Ok(());
     }
-    let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or("");
-    let name = text("/metadata/name");
-    let is_role = matches!(info.plural, "roles" | "clusterroles");
-    let (verb, about, rules) = if is_role {
-        ("escalate", name, rule::read(&object["rules"]))
-    } else {
-        let (kind, role) = (text("/roleRef/kind"), text("/roleRef/name"));
-        ("bind", role, api.rbac.rules_of_role(kind, namespace, role).unwrap_or_default())
+    match info.plural {
+        "roles" | "clusterroles" => role_escalation(api, user, info, namespace, old, new),
+        _ => binding_escalation(api, user, info, namespace, new),
+    }
+}
+
+const GROUP: &str = "rbac.authorization.k8s.io";
+
+/// Whether only owners and finalizers change: the garbage collector need not have all rights.
+fn is_housekeeping(old: &Value, new: &Value) -> bool {
+    let content = |object: &Value| {
+        let mut content = object.clone();
+        if let Some(metadata) = content.get_mut("metadata").and_then(Value::as_object_mut) {
+            for field in ["ownerReferences", "finalizers", "managedFields", "resourceVersion"] {
+                metadata.remove(field);
+            }
+        }
+        content
     };
-    let plural = match (is_role, text("/roleRef/kind")) {
-        (true, _) => info.plural,
-        (false, "Role") => "roles",
-        (false, _) => "clusterroles",
-    };
-    let special =
-        Action { verb, group: info.group, resource: plural, namespace, name: about, path: "" };
+    content(old) == content(new)
+}
+
+fn role_escalation(
+    api: &Api,
+    user: &User,
+    info: &Info,
+    namespace: &str,
+    old: Option<&Value>,
+    role: &Value,
+) -> Result<(), ApiError> {
+    let name = role.text("/metadata/name");
+    let (group, resource) = (info.group, info.plural);
+    let special = Action { verb: "escalate", group, resource, namespace, name, path: "" };
     if api.rbac.allows(user, &special) {
         return Ok(());
     }
-    let missing = rule::missing(&api.rbac.rules_of(user, namespace), &rules);
+    let held = api.rbac.rules_of(user, namespace);
+    check_held(user, info, name, &held, &rule::read(&role["rules"]))?;
+    let sums = |role: &Value| !role.list("/aggregationRule/clusterRoleSelectors").is_empty();
+    // A sum can gather anything, now or later.
+    if (sums(role) || old.is_some_and(sums)) && !rule::missing(&held, &rule::all()).is_empty() {
+        let why = "must have cluster-admin privileges to use the aggregationRule";
+        return Err(ApiError::forbidden_object(info, name, why));
+    }
+    Ok(())
+}
+
+fn binding_escalation(
+    api: &Api,
+    user: &User,
+    info: &Info,
+    namespace: &str,
+    binding: &Value,
+) -> Result<(), ApiError> {
+    let (kind, role) = (binding.text("/roleRef/kind"), binding.text("/roleRef/name"));
+    let resource = if kind == "Role" { "roles" } else { "clusterroles" };
+    let special =
+        Action { verb: "bind", group: info.group, resource, namespace, name: role, path: "" };
+    if api.rbac.allows(user, &special) {
+        return Ok(());
+    }
+    // Whoever binds to a role that does not exist yet would have it as soon as it does.
+    let Some(rules) = api.rbac.rules_of_role(kind, namespace, role) else {
+        return Err(ApiError::not_found(&Info::new(GROUP, "v1", "", resource, ""), role));
+    };
+    let held = api.rbac.rules_of(user, namespace);
+    check_held(user, info, binding.text("/metadata/name"), &held, &rules)
+}
+
+fn check_held(
+    user: &User,
+    info: &Info,
+    name: &str,
+    held: &[Rule],
+    wanted: &[Rule],
+) -> Result<(), ApiError> {
+    let missing = rule::missing(held, wanted);
     if missing.is_empty() {
         return Ok(());
     }
     let missing: Vec<_> = missing.iter().map(rule::shown).collect();
-    Err(ApiError::forbidden(format!(
-        "{} {name:?} is forbidden: user {:?} (groups={:?}) is attempting to grant RBAC permissions \
-         not currently held:\n{}",
-        info.resource(),
+    let why = format!(
+        "user {:?} (groups={:?}) is attempting to grant RBAC permissions not currently held:\n{}",
         user.name,
         user.groups,
         missing.join("\n")
-    )))
+    );
+    Err(ApiError::forbidden_object(info, name, &why))
 }

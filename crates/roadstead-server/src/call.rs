@@ -144,13 +144,14 @@ impl Call<'_> {
                 config.clone(),
             )?;
             let found = self.decode(&mut object, &duplicates)?;
-            self.check_escalation(&object)?;
+            self.check_escalation(live, &object)?;
             *warnings.lock().expect("nobody panics with the warnings") = found;
             Ok(object)
         };
         let change = |old: &Value| apply(Some(old));
         let written = match write::update(&context, self.target.name, part, change).await {
             Err(error) if error.reason == "NotFound" && part == Part::Main => {
+                self.check_creation()?;
                 write::create(&context, apply(None)?).await?
             }
             other => other?,
@@ -197,21 +198,28 @@ impl Call<'_> {
         Ok(respond(StatusCode::CREATED, issued.to_string()))
     }
 
-    fn check_escalation(&self, object: &Value) -> Result<(), ApiError> {
-        authorize::escalation(self.api, self.user, self.resource, self.target.namespace, object)
+    fn check_escalation(&self, old: Option<&Value>, new: &Value) -> Result<(), ApiError> {
+        let Self { api, user, resource, target, .. } = self;
+        authorize::escalation(api, user, resource, target.namespace, old, new)
+    }
+
+    fn check_creation(&self) -> Result<(), ApiError> {
+        authorize::creation(self.api, self.user, self.resource, &self.target)
     }
 
     async fn create(&self) -> Result<Response<Body>, ApiError> {
         let (object, warnings) = self.object()?;
-        self.check_escalation(&object)?;
+        self.check_escalation(None, &object)?;
         let written = write::create(&self.context()?, object).await?;
         Ok(self.wrote(written, warnings))
     }
 
     async fn replace(&self, part: Part) -> Result<Response<Body>, ApiError> {
         let (object, warnings) = self.object()?;
-        self.check_escalation(&object)?;
-        let change = |_: &Value| Ok(object.clone());
+        let change = |old: &Value| {
+            self.check_escalation(Some(old), &object)?;
+            Ok(object.clone())
+        };
         let context = self.context()?;
         let written = write::update(&context, self.target.name, part, change).await;
         let written = match written {
@@ -220,6 +228,8 @@ impl Call<'_> {
                     && self.resource.info().create_on_update
                     && part == Part::Main =>
             {
+                self.check_creation()?;
+                self.check_escalation(None, &object)?;
                 write::create(&context, object).await?
             }
             other => other?,
@@ -236,7 +246,7 @@ impl Call<'_> {
         let change = |old: &Value| {
             let mut new = patch.apply(self.api, self.resource, old)?;
             let found = self.decode(&mut new, &duplicates)?;
-            self.check_escalation(&new)?;
+            self.check_escalation(Some(old), &new)?;
             *warnings.lock().expect("nobody panics with the warnings") = found;
             Ok(new)
         };

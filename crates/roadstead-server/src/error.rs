@@ -46,6 +46,12 @@ impl ApiError {
         Self::new(StatusCode::FORBIDDEN, "Forbidden", message)
     }
 
+    /// The one who asks may not do this with this object.
+    pub fn forbidden_object(info: &Info, name: &str, why: &str) -> Self {
+        let message = format!("{} {name:?} is forbidden: {why}", info.resource());
+        Self::forbidden(message).about(info, name)
+    }
+
     /// There is no such path.
     pub fn no_such_path() -> Self {
         let message = "the server could not find the requested resource";
@@ -119,8 +125,7 @@ impl ApiError {
         let why = format!(
             "unable to create new content in namespace {namespace} because it is being terminated"
         );
-        let message = format!("{} {name:?} is forbidden: {why}", info.resource());
-        let mut error = Self::forbidden(message).about(info, name);
+        let mut error = Self::forbidden_object(info, name, &why);
         if let Some(details) = &mut error.details {
             let cause = format!("namespace {namespace} is being terminated");
             details["causes"] = json!([{"reason": "NamespaceTerminating", "message": cause,

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::invalid::Causes;
 use crate::kind::{Column, Info, Kind, NAME_AND_AGE, age_cell, labels_cell, name_cell, or_none};
-use crate::kinds::{cells, deployment, pod_spec};
+use crate::kinds::{cells, deployment, pod_spec, rbac};
 use crate::look::{Look, child, default_to};
 
 /// How a cell comes out of an object.
@@ -45,6 +45,8 @@ pub struct Stored {
     pub(super) default: fn(&mut Value),
     /// What the server sets when an object is created.
     pub(super) create: fn(&mut Value),
+    /// What must be true of it, and of a change.
+    pub(super) check: fn(&Value, Option<&Value>, &mut Causes),
 }
 
 impl Kind for Stored {
@@ -67,6 +69,7 @@ impl Kind for Stored {
         if !self.template.is_empty() && self.info.group == "apps" {
             deployment::validate_workload(object, old, causes);
         }
+        (self.check)(object, old, causes);
     }
 
     fn columns(&self) -> &[Column] {
@@ -107,7 +110,15 @@ pub(super) const fn shown(
     columns: &'static [Column],
     cells: &'static [Cell],
 ) -> Stored {
-    Stored { info, columns, cells, template: "", default: |_| {}, create: |_| {} }
+    Stored {
+        info,
+        columns,
+        cells,
+        template: "",
+        default: |_| {},
+        create: |_| {},
+        check: |_, _, _| {},
+    }
 }
 
 pub(super) const fn namespaced(
@@ -132,7 +143,7 @@ pub(super) const NAME: Column = Column::text("Name");
 pub(super) const AGE: Column = Column::text("Age");
 const NETWORKING: &str = "networking.k8s.io";
 const STORAGE: &str = "storage.k8s.io";
-const RBAC: &str = "rbac.authorization.k8s.io";
+const RBAC: &str = rbac::GROUP;
 
 const CREATED_AT: &[Column] = &[NAME, Column::text("Created At")];
 const CREATED_CELLS: &[Cell] = &[Cell::Name, Cell::Plain("/metadata/creationTimestamp")];
@@ -281,23 +292,41 @@ pub static ALL: [Stored; 23] = [
         &[NAME, Column::text("Pod-Selector"), AGE],
         &[Cell::Name, Cell::Labels("/spec/podSelector/matchLabels"), Cell::Age],
     ),
-    shown(namespaced(RBAC, "Role", "roles", "role").with_path_names(), CREATED_AT, CREATED_CELLS),
-    shown(
-        namespaced(RBAC, "RoleBinding", "rolebindings", "rolebinding").with_path_names(),
-        BINDING,
-        BINDING_CELLS,
-    ),
-    shown(
-        cluster(RBAC, "ClusterRole", "clusterroles", "clusterrole").with_path_names(),
-        CREATED_AT,
-        CREATED_CELLS,
-    ),
-    shown(
-        cluster(RBAC, "ClusterRoleBinding", "clusterrolebindings", "clusterrolebinding")
-            .with_path_names(),
-        BINDING,
-        BINDING_CELLS,
-    ),
+    Stored {
+        check: rbac::validate_role,
+        ..shown(
+            namespaced(RBAC, "Role", "roles", "role").with_path_names(),
+            CREATED_AT,
+            CREATED_CELLS,
+        )
+    },
+    Stored {
+        default: rbac::default_binding,
+        check: rbac::validate_role_binding,
+        ..shown(
+            namespaced(RBAC, "RoleBinding", "rolebindings", "rolebinding").with_path_names(),
+            BINDING,
+            BINDING_CELLS,
+        )
+    },
+    Stored {
+        check: rbac::validate_role,
+        ..shown(
+            cluster(RBAC, "ClusterRole", "clusterroles", "clusterrole").with_path_names(),
+            CREATED_AT,
+            CREATED_CELLS,
+        )
+    },
+    Stored {
+        default: rbac::default_binding,
+        check: rbac::validate_cluster_binding,
+        ..shown(
+            cluster(RBAC, "ClusterRoleBinding", "clusterrolebindings", "clusterrolebinding")
+                .with_path_names(),
+            BINDING,
+            BINDING_CELLS,
+        )
+    },
     shown(
         namespaced("policy", "PodDisruptionBudget", "poddisruptionbudgets", "poddisruptionbudget")
             .short(&["pdb"])

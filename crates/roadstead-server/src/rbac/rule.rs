@@ -120,6 +120,13 @@ impl Rule {
     }
 }
 
+/// Everything that there is to allow.
+pub fn all() -> Vec<Rule> {
+    let every = || vec!["*".to_owned()];
+    let resources = Rule { verbs: every(), groups: every(), resources: every(), ..Rule::default() };
+    vec![resources, Rule { verbs: every(), paths: every(), ..Rule::default() }]
+}
+
 /// What of `wanted` is not in `held`: nobody may give away what they do not have.
 pub fn missing(held: &[Rule], wanted: &[Rule]) -> Vec<Rule> {
     let atoms = wanted.iter().flat_map(Rule::atoms);

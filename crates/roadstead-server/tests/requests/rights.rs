@@ -53,3 +53,82 @@ async fn an_empty_name_is_no_way_around() {
         assert_eq!(answer.code, want, "{request}: {}", answer.text);
     }
 }
+
+#[tokio::test]
+async fn roles_give_no_more_than_their_author_has() {
+    let server = server(
+        "get,list secrets; create,update,patch,get \
+         rbac.authorization.k8s.io:clusterroles,clusterrolebindings",
+    )
+    .await;
+    let secrets = json!([{"verbs": ["get"], "apiGroups": [""], "resources": ["secrets"]}]);
+    let pods = json!([{"verbs": ["get"], "apiGroups": [""], "resources": ["pods"]}]);
+    let sum = json!({"clusterRoleSelectors": [{"matchLabels": {"a": "b"}}]});
+    let role = |name: &str, rules: &Value| json!({"metadata": {"name": name}, "rules": rules});
+    let roles = format!("{RBAC}/clusterroles");
+    server.ask(&format!("POST {roles}"), role("pods", &pods)).await;
+    let mut summing = role("sum", &secrets);
+    summing["aggregationRule"] = sum.clone();
+    let not_held = "is attempting to grant RBAC permissions not currently held";
+    let cases = [
+        (format!("POST {roles}"), role("own", &secrets), 201, ""),
+        (format!("POST {roles}"), role("more", &pods), 403, not_held),
+        (
+            format!("POST {roles}"),
+            summing,
+            403,
+            "must have cluster-admin privileges to use the aggregationRule",
+        ),
+        (
+            format!("PATCH {roles}/own"),
+            json!({"aggregationRule": sum}),
+            403,
+            "must have cluster-admin privileges to use the aggregationRule",
+        ),
+        // Labels can make a role part of a sum: whoever sets them must have what it gives.
+        (format!("PATCH {roles}/own"), json!({"metadata": {"labels": {"a": "b"}}}), 200, ""),
+        (format!("PATCH {roles}/pods"), json!({"metadata": {"labels": {"a": "b"}}}), 403, not_held),
+        (format!("PATCH {roles}/pods"), json!({"metadata": {"finalizers": ["a/b"]}}), 200, ""),
+        (format!("PUT {roles}/pods"), role("pods", &secrets), 200, ""),
+        (
+            format!("POST {RBAC}/clusterrolebindings"),
+            binding("nobody"),
+            404,
+            "clusterroles.rbac.authorization.k8s.io \"nobody\" not found",
+        ),
+        (format!("POST {RBAC}/clusterrolebindings"), binding("own"), 201, ""),
+        (
+            format!("PATCH {RBAC}/clusterrolebindings/own"),
+            json!({"roleRef": {"name": "pods"}}),
+            422,
+            "field is immutable",
+        ),
+    ];
+    for (request, body, code, words) in cases {
+        let answer = alice(&server, &request, &body).await;
+        assert_eq!(answer.code, code, "{request} {body}: {}", answer.text);
+        assert!(answer.text.contains(&words.replace('"', "\\\"")), "{request}: {}", answer.text);
+    }
+}
+
+#[tokio::test]
+async fn an_update_that_creates_is_a_creation() {
+    let server = server("update,patch services,configmaps").await;
+    let apply = "application/apply-patch+yaml";
+    let config = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}});
+    let path = "/api/v1/namespaces/default/configmaps/a?fieldManager=alice";
+    let user = || User::new("alice", vec!["system:authenticated".into()]);
+    let refused = server.ask_with(user(), &format!("PATCH {path}"), apply, &config).await;
+    assert_eq!(refused.code, 403, "{}", refused.text);
+    assert_eq!(
+        refused.body["message"],
+        "configmaps \"a\" is forbidden: User \"alice\" cannot create resource \"configmaps\" in \
+         API group \"\" in the namespace \"default\""
+    );
+    assert_eq!(server.ask_as(&format!("PATCH {path}"), apply, &config).await.code, 201);
+    let applied = server.ask_with(user(), &format!("PATCH {path}"), apply, &config).await;
+    assert_eq!(applied.code, 200, "{}", applied.text);
+    let service = json!({"metadata": {"name": "web"}, "spec": {"ports": [{"port": 80}]}});
+    let put = alice(&server, "PUT /api/v1/namespaces/default/services/web", service).await;
+    assert_eq!(put.code, 403, "{}", put.text);
+}

@@ -81,8 +81,18 @@ impl Server {
 
     /// As this user, a body of JSON or a merge patch.
     pub async fn ask_for(&self, user: User, request: &str, body: impl ToString) -> Answer {
+        self.ask_with(user, request, media_type(request), body).await
+    }
+
+    pub async fn ask_with(
+        &self,
+        user: User,
+        request: &str,
+        media_type: &str,
+        body: impl ToString,
+    ) -> Answer {
         let body = body.to_string().into();
-        Answer::read(self.send_for(user, request, media_type(request), body).await).await
+        Answer::read(self.send_for(user, request, media_type, body).await).await
     }
 
     pub async fn send_bytes(&self, request: &str, media_type: &str, body: Vec<u8>) -> Answer {

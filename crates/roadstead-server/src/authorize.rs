@@ -50,7 +50,17 @@ pub fn verb(
         ("DELETE", "") => "deletecollection",
         _ => "delete",
     };
-    allowed(api, user, verb, resource, target)
+    let fields = match verb {
+        "list" | "watch" | "deletecollection" => query.fields()?,
+        _ => Vec::new(),
+    };
+    // A selection by name is about one object, as a name in the path is.
+    let mut names = fields.iter().filter(|field| field.label == "metadata.name" && field.equal);
+    let name = match target.name {
+        "" => names.next().map_or("", |field| &field.value),
+        name => name,
+    };
+    allowed(api, user, verb, resource, target, name)
 }
 
 /// Whether the user may create the object that an update or a patch did not find.
@@ -60,7 +70,7 @@ pub fn creation(
     resource: &Resource,
     target: &Target<'_>,
 ) -> Result<(), ApiError> {
-    allowed(api, user, "create", resource, target)
+    allowed(api, user, "create", resource, target, target.name)
 }
 
 fn allowed(
@@ -69,6 +79,7 @@ fn allowed(
     verb: &str,
     resource: &Resource,
     target: &Target<'_>,
+    name: &str,
 ) -> Result<(), ApiError> {
     let info = resource.info();
     let full = match target.subresource {
@@ -77,7 +88,6 @@ fn allowed(
     };
     // A namespace lies in itself.
     let namespace = if info.plural == "namespaces" { target.name } else { target.namespace };
-    let name = target.name;
     let action = Action { verb, group: info.group, resource: &full, namespace, name, path: "" };
     if api.rbac.allows(user, &action) { Ok(()) } else { Err(refusal(user, &action)) }
 }

@@ -16,7 +16,8 @@ use crate::request::Query;
 pub struct Filter {
     prefix: String,
     labels: Selector,
-    name: Option<FieldCondition>,
+    /// All of them hold: a selector does not widen what the path says.
+    names: Vec<FieldCondition>,
     /// Conditions on the content, with the pointer to the field.
     fields: Vec<(&'static str, FieldCondition)>,
 }
@@ -30,24 +31,19 @@ impl Filter {
         query: &Query,
     ) -> Result<Self, ApiError> {
         let mut prefix = resource.prefix(namespace);
-        let mut by_name = None;
+        let mut names = Vec::new();
         let mut fields = Vec::new();
         if !name.is_empty() {
-            by_name = Some(FieldCondition {
-                label: "metadata.name".into(),
-                value: name.into(),
-                equal: true,
-            });
+            let (label, value) = ("metadata.name".into(), name.into());
+            names.push(FieldCondition { label, value, equal: true });
         }
         for condition in query.fields()? {
             let known =
                 resource.kind.selectable().iter().find(|(label, _)| *label == condition.label);
             match (condition.label.as_str(), known) {
-                ("metadata.name", _) => by_name = Some(condition),
-                ("metadata.namespace", _) if condition.equal => {
-                    if prefix.is_empty() {
-                        prefix = resource.prefix(&condition.value);
-                    }
+                ("metadata.name", _) => names.push(condition),
+                ("metadata.namespace", _) if condition.equal && prefix.is_empty() => {
+                    prefix = resource.prefix(&condition.value);
                 }
                 ("metadata.namespace", _) => fields.push(("/metadata/namespace", condition)),
                 (_, Some((_, pointer))) => fields.push((pointer, condition)),
@@ -57,7 +53,7 @@ impl Filter {
                 }
             }
         }
-        Ok(Self { prefix, labels: query.labels()?, name: by_name, fields })
+        Ok(Self { prefix, labels: query.labels()?, names, fields })
     }
 
     /// How the paths of all matching objects begin.
@@ -67,7 +63,7 @@ impl Filter {
 
     /// Whether more than the path decides.
     pub fn looks_inside(&self) -> bool {
-        !self.labels.is_empty() || self.name.is_some() || !self.fields.is_empty()
+        !self.labels.is_empty() || !self.names.is_empty() || !self.fields.is_empty()
     }
 
     /// Whether an object matches.
@@ -80,7 +76,7 @@ impl Filter {
 
     fn name_matches(&self, path: &str) -> bool {
         let name = path.rsplit('/').next().unwrap_or(path);
-        self.name.as_ref().is_none_or(|condition| (condition.value == name) == condition.equal)
+        self.names.iter().all(|condition| (condition.value == name) == condition.equal)
     }
 
     fn labels_match(&self, bytes: &[u8]) -> bool {

@@ -132,3 +132,39 @@ async fn an_update_that_creates_is_a_creation() {
     let put = alice(&server, "PUT /api/v1/namespaces/default/services/web", service).await;
     assert_eq!(put.code, 403, "{}", put.text);
 }
+
+#[tokio::test]
+async fn a_watch_of_one_object_tells_of_no_other() {
+    let server = Server::new().await;
+    let rules = json!([{"verbs": ["get", "list", "watch"], "apiGroups": [""],
+        "resources": ["configmaps"], "resourceNames": ["a"]}]);
+    let role = json!({"metadata": {"name": "alice"}, "rules": rules});
+    server.ask(&format!("POST {RBAC}/clusterroles"), role).await;
+    server.ask(&format!("POST {RBAC}/clusterrolebindings"), binding("alice")).await;
+    let maps = "/api/v1/namespaces/default/configmaps";
+    for name in ["a", "b"] {
+        server.ask(&format!("POST {maps}"), json!({"metadata": {"name": name}})).await;
+    }
+    // What is asked for, and whom the answer is about.
+    let cases = [
+        (format!("{maps}/a?watch=1&timeoutSeconds=1"), "a"),
+        (format!("{maps}/a?watch=1&timeoutSeconds=1&fieldSelector=metadata.name%3Db"), ""),
+        (format!("{maps}?watch=1&timeoutSeconds=1&fieldSelector=metadata.name%3Da"), "a"),
+        (format!("{maps}?fieldSelector=metadata.name%3Da"), "a"),
+        (format!("{maps}?fieldSelector=metadata.name%3Da,metadata.name%3Db"), ""),
+        (format!("{maps}?fieldSelector=metadata.name%3Db"), "refused"),
+        (format!("{maps}?fieldSelector=metadata.name!%3Da"), "refused"),
+        (maps.to_owned(), "refused"),
+    ];
+    for (path, want) in cases {
+        let answer = alice(&server, &format!("GET {path}"), "").await;
+        let names = ["a", "b"].into_iter();
+        let found = names.filter(|name| answer.text.contains(&format!("\"name\":\"{name}\"")));
+        let found = match answer.code {
+            200 => found.collect::<Vec<_>>().join(" "),
+            403 => "refused".to_owned(),
+            other => other.to_string(),
+        };
+        assert_eq!(found, want, "{path}: {}", answer.text);
+    }
+}

@@ -2,7 +2,25 @@
 
 use http::Request;
 
+use crate::registry::Registry;
 use crate::request::{Path, Query, Target};
+
+/// Everything below an object that some kind has, here or upstream.
+const SUBRESOURCES: [&str; 13] = [
+    "approval",
+    "attach",
+    "binding",
+    "ephemeralcontainers",
+    "eviction",
+    "exec",
+    "finalize",
+    "log",
+    "portforward",
+    "proxy",
+    "scale",
+    "status",
+    "token",
+];
 
 /// What a request is about.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -56,6 +74,16 @@ impl About {
             name: target.name.to_owned(),
             uri: path.clone(),
         }
+    }
+
+    /// Only what is about kinds that are served.
+    pub fn known(&self, registry: &Registry) -> Self {
+        let known = Self { verb: self.verb.clone(), uri: self.uri.clone(), ..Self::default() };
+        if registry.find(&self.group, &self.version, &self.resource).is_none() {
+            return known;
+        }
+        let subresource = Some(&self.subresource).filter(|name| SUBRESOURCES.contains(&&***name));
+        Self { subresource: subresource.cloned().unwrap_or_default(), ..self.clone() }
     }
 
     /// How much of the cluster it is about.

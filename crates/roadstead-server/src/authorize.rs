@@ -22,7 +22,9 @@ pub fn path(api: &Api, user: &User, method: &Method, path: &str) -> Result<(), A
     }
     let verb = method.as_str().to_lowercase();
     let action = Action { verb: &verb, path, ..Action::default() };
-    if api.rbac.allows(user, &action) {
+    // A copy of the store has every secret in it: no role allows that.
+    let secret = path.starts_with("/debug/");
+    if user.is_master() || !secret && api.rbac.allows(user, &action) {
         return Ok(());
     }
     Err(ApiError::forbidden(format!("forbidden: User {:?} cannot {verb} path {path:?}", user.name)))

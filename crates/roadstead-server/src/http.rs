@@ -24,6 +24,7 @@ use crate::about::About;
 use crate::api::{Api, User};
 use crate::call::Call;
 use crate::error::ApiError;
+use crate::receive::Received;
 use crate::registry::{Registry, Resource};
 use crate::request::{Path, Query, Target};
 use crate::view::View;
@@ -43,61 +44,20 @@ where
     B: http_body::Body<Data = Bytes> + Send,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
+    let (begin, received) = (Instant::now(), Timestamp::now());
     let about = About::of(&request);
     let (mut parts, body) = request.into_parts();
     let id = audit_id(&parts.headers);
-    let mut response = match caller(&api, &user, &mut parts) {
-        Ok(caller) => admitted(&api, caller, about, &parts, body, &id).await,
-        Err(error) => failure(&error),
+    let (caller, known) = caller(&api, &user, &mut parts);
+    let (response, body) = match known {
+        Ok(()) => admitted(&api, &caller, &about, &parts, body).await,
+        Err(error) => (failure(&error), Received::default()),
     };
-    if let Ok(id) = HeaderValue::from_str(&id) {
-        response.headers_mut().insert(AUDIT_ID, id);
-    }
-    compress::maybe(&parts, response)
-}
-
-/// Answers somebody whom we know, or who did not say who they are.
-async fn admitted<B>(
-    api: &Arc<Api>,
-    caller: Caller,
-    about: About,
-    parts: &Parts,
-    body: B,
-    id: &str,
-) -> Response<Body>
-where
-    B: http_body::Body<Data = Bytes> + Send,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-{
-    let begin = Instant::now();
-    let received = Timestamp::now();
-    let user = caller.role.as_ref().unwrap_or(&caller.user);
-    // Nobody reads what strangers send.
-    if user.is_anonymous() && about.is_mutating() {
-        return failure(&ApiError::unauthorized());
-    }
-    let patience = parts.extensions.get().copied().unwrap_or_default();
-    let body = match api.bodies.receive(body, patience).await {
-        Ok(body) => body,
-        Err(error) => return failure(&error),
-    };
-    // Our own components are never turned away.
-    let place = match user.name.as_str() {
-        "system:roadstead" => None,
-        name => match api.limits.enter(name, about.is_mutating()) {
-            Ok(place) => Some(place),
-            Err(error) => return failure(&error),
-        },
-    };
-    let response = answer(api, user, parts, body.bytes.clone()).await;
-    let response = response.unwrap_or_else(|error| failure(&error));
-    drop(place);
-    let seconds = begin.elapsed().as_secs_f64();
-    api.metrics.answered(&about, response.status().as_u16(), seconds);
+    count(&api, &about, &response, begin);
     let source = parts.extensions.get::<SocketAddr>().map(SocketAddr::ip);
     let media_type = parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let request = audit::Request {
-        id,
+        id: &id,
         user: &caller.user,
         role: caller.role.as_ref(),
         about: &about,
@@ -106,7 +66,59 @@ where
         received,
         source,
     };
-    audit::answered(api, &request, response).await
+    let mut response = audit::answered(&api, &request, response).await;
+    if let Ok(id) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(AUDIT_ID, id);
+    }
+    compress::maybe(&parts, response)
+}
+
+/// Answers somebody whom we know, or who did not say who they are; with what they sent.
+async fn admitted<B>(
+    api: &Arc<Api>,
+    caller: &Caller,
+    about: &About,
+    parts: &Parts,
+    body: B,
+) -> (Response<Body>, Received)
+where
+    B: http_body::Body<Data = Bytes> + Send,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let user = caller.role.as_ref().unwrap_or(&caller.user);
+    // Nobody reads what strangers send.
+    let body = match (user.is_anonymous(), about.is_mutating()) {
+        (true, true) => Err(ApiError::unauthorized()),
+        (true, false) => Ok(Received::default()),
+        (false, _) => {
+            let patience = parts.extensions.get().copied().unwrap_or_default();
+            api.bodies.receive(body, patience).await
+        }
+    };
+    let body = match body {
+        Ok(body) => body,
+        Err(error) => return (failure(&error), Received::default()),
+    };
+    // Our own components are never turned away.
+    let place = match user.name.as_str() {
+        "system:roadstead" => None,
+        name => match api.limits.enter(name, about.is_mutating()) {
+            Ok(place) => Some(place),
+            Err(error) => return (failure(&error), body),
+        },
+    };
+    let response = answer(api, user, parts, body.bytes.clone()).await;
+    drop(place);
+    (response.unwrap_or_else(|error| failure(&error)), body)
+}
+
+fn count(api: &Api, about: &About, response: &Response<Body>, begin: Instant) {
+    let (code, seconds) = (response.status().as_u16(), begin.elapsed().as_secs_f64());
+    match response.status().is_success() {
+        true => api.metrics.answered(about, code, seconds),
+        // A request that failed may be about anything that a stranger can think of.
+        false => api.metrics.answered(&about.known(&api.registry()), code, seconds),
+    }
 }
 
 /// What clients and logs call the request: the client's own name for it, if it has one.
@@ -119,16 +131,23 @@ fn audit_id(headers: &HeaderMap) -> String {
 }
 
 /// Who asks.
+#[derive(Default)]
 struct Caller {
     user: User,
     /// Whom they act as, if that is somebody else.
     role: Option<User>,
 }
 
-fn caller(api: &Api, user: &User, parts: &mut Parts) -> Result<Caller, ApiError> {
-    let user = bearer(api, user, parts)?;
-    let role = impersonate::taken_role(api, &user, &mut parts.headers)?;
-    Ok(Caller { user, role })
+/// As much as is known about who asks, and why that is not enough.
+fn caller(api: &Api, user: &User, parts: &mut Parts) -> (Caller, Result<(), ApiError>) {
+    let user = match bearer(api, user, parts) {
+        Ok(user) => user,
+        Err(error) => return (Caller::default(), Err(error)),
+    };
+    match impersonate::taken_role(api, &user, &mut parts.headers) {
+        Ok(role) => (Caller { user, role }, Ok(())),
+        Err(error) => (Caller { user, role: None }, Err(error)),
+    }
 }
 
 /// Whoever has no certificate may have a token.
@@ -164,20 +183,21 @@ async fn answer(
     let header = |name| parts.headers.get(name).and_then(|v: &HeaderValue| v.to_str().ok());
     let accept = header(ACCEPT).unwrap_or("");
     let registry = api.registry();
-    if let Some(response) = fixed(api, &registry, &parts.uri, accept) {
+    let parsed = Path::read(path);
+    let Some(target) = parsed.as_ref().and_then(Target::parse) else {
+        // Before anything is made that takes time.
         authorize::path(api, user, &parts.method, path)?;
+        if path == "/debug/snapshot" {
+            return Ok(snapshot(api));
+        }
+        let response = fixed(api, &registry, &parts.uri, accept);
+        let response = response.ok_or_else(ApiError::no_such_path)?;
         let document = ["/api", "/apis", "/openapi"].iter().any(|root| path.starts_with(root));
         return Ok(if document { tag::answer(&parts.headers, response).await } else { response });
-    }
+    };
     if user.is_anonymous() {
         return Err(ApiError::unauthorized());
     }
-    if path == "/debug/snapshot" {
-        authorize::path(api, user, &parts.method, path)?;
-        return Ok(snapshot(api));
-    }
-    let parsed = Path::read(path);
-    let target = parsed.as_ref().and_then(Target::parse).ok_or_else(ApiError::no_such_path)?;
     let resource = registry.find(target.group, target.version, target.plural);
     let resource = resource.ok_or_else(ApiError::no_such_path)?;
     check_scope(resource, &target, &parts.method)?;

@@ -88,6 +88,24 @@ fn histogram() -> Histogram {
     Histogram::new(seconds)
 }
 
+/// The label for a verb: clients can invent methods.
+fn verb(verb: &str) -> &'static str {
+    match verb {
+        "get" => "GET",
+        "list" => "LIST",
+        "watch" => "WATCH",
+        "update" | "put" => "PUT",
+        "patch" => "PATCH",
+        "delete" => "DELETE",
+        "deletecollection" => "DELETECOLLECTION",
+        "create" | "post" => "POST",
+        "head" => "HEAD",
+        "options" => "OPTIONS",
+        "connect" => "CONNECT",
+        _ => "other",
+    }
+}
+
 /// A watch under way; ends when dropped.
 pub struct Watching(Gauge);
 
@@ -100,10 +118,7 @@ impl Drop for Watching {
 impl Metrics {
     /// Counts an answered request.
     pub fn answered(&self, about: &About, code: u16, seconds: f64) {
-        let verb = match &about.verb[..] {
-            "update" => "PUT".to_owned(),
-            verb => verb.to_uppercase(),
-        };
+        let verb = verb(&about.verb).to_owned();
         let scope = about.scope().to_owned();
         let (group, version) = (about.group.clone(), about.version.clone());
         let (resource, subresource) = (about.resource.clone(), about.subresource.clone());

@@ -42,14 +42,14 @@ impl Default for Patience {
 pub struct Bodies(Arc<AtomicUsize>);
 
 /// A body, and its share of what all bodies may take.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Received {
     /// The content.
     pub bytes: Bytes,
     _share: Share,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Share {
     all: Bodies,
     size: usize,

@@ -1,10 +1,17 @@
 //! Who did what: the lines of the audit log.
 
+use roadstead_server::api::User;
 use roadstead_server::audit::{Audit, Policy};
 use roadstead_store::store::Store;
 use serde_json::{Value, json};
 
 use crate::server::Server;
+
+/// The lines so far.
+fn lines(file: &tempfile::NamedTempFile) -> Vec<Value> {
+    let text = std::fs::read_to_string(file.path()).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
@@ -23,8 +30,7 @@ async fn answers_and_watches_are_written() {
     server.ask(&format!("PATCH {MAPS}/m"), json!({"data": {"a": "2"}})).await;
     server.watch(&format!("{MAPS}?watch=1")).await;
     server.ask("GET /api/v1/nodes", "").await;
-    let text = std::fs::read_to_string(file.path()).unwrap();
-    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let lines = lines(&file);
     let shown = lines.iter().map(|line| {
         let words = [&line["verb"], &line["stage"], &line["responseStatus"]["code"]];
         words.map(|word| word.to_string().replace('"', "")).join(" ")
@@ -46,4 +52,27 @@ async fn answers_and_watches_are_written() {
     assert_eq!(lines[3]["auditID"], lines[4]["auditID"]);
     assert_ne!(lines[2]["auditID"], lines[3]["auditID"]);
     assert_eq!(lines[3]["responseObject"], Value::Null, "a watch has no end to wait for");
+}
+
+#[tokio::test]
+async fn those_who_are_turned_away_are_written_too() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let audit = Audit::new(Policy::default(), file.reopen().unwrap());
+    let server = Server::with(Store::memory(), Some(audit)).await;
+    let nodes = "GET /api/v1/nodes";
+    let token = [("authorization", "Bearer wrong")];
+    server.ask_by(User::anonymous(), &token, nodes).await;
+    let alice = || User::new("alice", vec![]);
+    server.ask_by(alice(), &[("impersonate-user", "bob")], nodes).await;
+    server.ask_for(alice(), "POST /api/v1/nodes", "x".repeat(4 << 20)).await;
+    let shown = |line: &Value| {
+        let user = line["user"]["username"].as_str().unwrap();
+        format!("{user} {} {}", line["verb"], line["responseStatus"]["code"])
+    };
+    let shown: Vec<_> = lines(&file).iter().map(shown).collect();
+    assert_eq!(shown, [" \"list\" 401", "alice \"list\" 403", "alice \"create\" 413"]);
+    let metrics = server.ask("GET /metrics", "").await.text;
+    for code in [401, 403, 413] {
+        assert!(metrics.contains(&format!("code=\"{code}\"")), "{code}: {metrics}");
+    }
 }

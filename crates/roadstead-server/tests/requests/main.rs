@@ -9,6 +9,7 @@ mod proxy;
 mod rights;
 mod server;
 mod slices;
+mod strangers;
 mod strict;
 mod tokens;
 mod views;

@@ -95,6 +95,15 @@ impl Server {
         Answer::read(self.send_for(user, request, media_type, body).await).await
     }
 
+    /// As this user, whatever it is.
+    pub async fn send_request<B>(&self, user: User, request: Request<B>) -> Answer
+    where
+        B: http_body::Body<Data = Bytes> + Send,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        Answer::read(handle(self.0.clone(), user, request).await).await
+    }
+
     pub async fn send_bytes(&self, request: &str, media_type: &str, body: Vec<u8>) -> Answer {
         Answer::read(self.send(request, media_type, body.into()).await).await
     }

@@ -56,7 +56,9 @@ impl Kind for Stored {
 
     fn default(&self, object: &mut Value) {
         (self.default)(object);
-        if let Some(template) = object.pointer_mut(self.template).filter(|t| t.is_object()) {
+        // The empty pointer would be the object itself.
+        let template = (!self.template.is_empty()).then(|| object.pointer_mut(self.template));
+        if let Some(template) = template.flatten().filter(|template| template.is_object()) {
             pod_spec::default(child(template, "spec"));
         }
     }
@@ -425,3 +427,13 @@ pub static ALL: [Stored; 23] = [
         .short(&["vac"]),
     ),
 ];
+
+#[test]
+fn only_templates_get_the_defaults_of_pods() {
+    let object = json!({"metadata": {"name": "a"}});
+    for kind in ALL.iter().filter(|kind| kind.template.is_empty()) {
+        let mut new = object.clone();
+        kind.default(&mut new);
+        assert_eq!(new.pointer("/spec/dnsPolicy"), None, "{}", kind.info().kind);
+    }
+}

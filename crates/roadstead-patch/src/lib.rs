@@ -5,7 +5,7 @@
 //! `roadstead-api`. Routing a request to the right kind of patch, retrying on conflict and
 //! validating the result belong to `roadstead-server`.
 
-use json_patch::Patch;
+use json_patch::{Patch, PatchOperation};
 use serde_json::Value;
 
 pub mod apply;
@@ -20,17 +20,92 @@ pub enum PatchError {
     /// The patch makes sense, but not for this object.
     #[error("the server rejected our request due to an error in our request: {0}")]
     Rejected(String),
+    /// The patch would make more of the object than anybody can want.
+    #[error("Request entity too large: {0}")]
+    TooLarge(String),
 }
+
+/// How many operations a JSON patch may have (upstream's limit).
+const OPERATIONS: usize = 10_000;
+/// How much all copies of a JSON patch may copy: as much as a body may have.
+const COPIED: usize = 3 << 20;
+/// How deep an object may become: not as deep as what would no longer be read from the store.
+const DEPTH: usize = 100;
 
 /// RFC 6902: a list of operations, all of which succeed or none.
 pub fn json(object: &mut Value, patch: Value) -> Result<(), PatchError> {
-    let patch: Patch =
+    let Patch(operations) =
         serde_json::from_value(patch).map_err(|error| PatchError::Malformed(error.to_string()))?;
+    if operations.len() > OPERATIONS {
+        return Err(PatchError::TooLarge(format!(
+            "The allowed maximum operations in a JSON patch is {OPERATIONS}, got {}",
+            operations.len()
+        )));
+    }
     let mut changed = object.clone();
-    json_patch::patch(&mut changed, &patch)
-        .map_err(|error| PatchError::Rejected(error.to_string()))?;
+    let mut copied = 0;
+    for (index, operation) in operations.iter().enumerate() {
+        check_growth(&changed, operation, &mut copied)?;
+        json_patch::patch(&mut changed, std::slice::from_ref(operation)).map_err(|mut error| {
+            error.operation = index;
+            PatchError::Rejected(error.to_string())
+        })?;
+    }
     *object = changed;
     Ok(())
+}
+
+/// A few operations can double an object again and again: refuses them before they are carried out.
+fn check_growth(
+    object: &Value,
+    operation: &PatchOperation,
+    copied: &mut usize,
+) -> Result<(), PatchError> {
+    let added = match operation {
+        PatchOperation::Add(add) => Some(&add.value),
+        PatchOperation::Replace(replace) => Some(&replace.value),
+        PatchOperation::Copy(copy) => object.pointer(copy.from.as_str()),
+        PatchOperation::Move(change) => object.pointer(change.from.as_str()),
+        PatchOperation::Remove(_) | PatchOperation::Test(_) => None,
+    };
+    let Some(added) = added else { return Ok(()) };
+    let above = operation.path().as_str().matches('/').count();
+    if above > DEPTH || is_deeper(added, DEPTH - above) {
+        return Err(PatchError::Malformed("exceeded max depth".into()));
+    }
+    if matches!(operation, PatchOperation::Copy(_)) {
+        *copied += size(added);
+    }
+    if *copied > COPIED {
+        return Err(PatchError::TooLarge(format!(
+            "Unable to complete the copy, the accumulated size increase of copy is {copied}, \
+             exceeding the limit {COPIED}"
+        )));
+    }
+    Ok(())
+}
+
+/// Whether there are more than so many levels; looks no deeper.
+fn is_deeper(value: &Value, levels: usize) -> bool {
+    match value {
+        Value::Array(items) => levels == 0 || items.iter().any(|item| is_deeper(item, levels - 1)),
+        Value::Object(fields) => {
+            levels == 0 || fields.values().any(|field| is_deeper(field, levels - 1))
+        }
+        _ => false,
+    }
+}
+
+/// About as many bytes as the value has in JSON.
+fn size(value: &Value) -> usize {
+    match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => 8,
+        Value::String(text) => text.len() + 2,
+        Value::Array(items) => 2 + items.iter().map(|item| size(item) + 1).sum::<usize>(),
+        Value::Object(fields) => {
+            2 + fields.iter().map(|(name, value)| name.len() + size(value) + 4).sum::<usize>()
+        }
+    }
 }
 
 /// RFC 7386: objects are merged, null removes, everything else replaces.
@@ -54,4 +129,35 @@ fn a_failing_json_patch_changes_nothing() {
     assert_eq!(object, json!({"a": 1}));
     merge(&mut object, &json!({"a": null, "b": {"c": 1}})).unwrap();
     assert_eq!(object, json!({"b": {"c": 1}}));
+}
+
+#[test]
+fn a_json_patch_cannot_grow_without_end() {
+    use serde_json::json;
+    let operation =
+        |op: &str, from: &str, path: &str| json!({"op": op, "from": from, "path": path});
+    let doubling = vec![operation("copy", "/a", "/a/-"); 40];
+    let mut ever_deeper = vec![json!({"op": "add", "path": "/b", "value": {}})];
+    ever_deeper
+        .extend((0..20).map(|level| operation("copy", "/b", &"/b".repeat((1 << level) + 1))));
+    let cases = [
+        ("doubling", doubling, "Request entity too large: Unable to complete the copy"),
+        ("deeper", ever_deeper, "exceeded max depth"),
+        (
+            "many",
+            vec![json!({"op": "test", "path": "/c", "value": 1}); 10_001],
+            "Request entity too large: The allowed maximum operations in a JSON patch is 10000, \
+             got 10001",
+        ),
+    ];
+    for (name, patch, want) in cases {
+        let mut object = json!({"a": [1], "c": 1});
+        let error = json(&mut object, patch.into()).unwrap_err().to_string();
+        assert!(error.starts_with(want), "{name}: {error}");
+        assert_eq!(object, json!({"a": [1], "c": 1}), "{name}");
+    }
+    let mut object = json!({"a": [1]});
+    json(&mut object, json!([operation("copy", "/a", "/b"), operation("move", "/a", "/c")]))
+        .unwrap();
+    assert_eq!(object, json!({"b": [1], "c": [1]}));
 }

@@ -171,7 +171,11 @@ impl ApiError {
 
     /// The body is larger than anything we store.
     pub fn too_large(limit: usize) -> Self {
-        let message = format!("Request entity too large: limit is {limit}");
+        Self::entity_too_large(format!("Request entity too large: limit is {limit}"))
+    }
+
+    /// What the request makes is larger than anything we store.
+    pub fn entity_too_large(message: impl Into<String>) -> Self {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "RequestEntityTooLarge", message)
     }
 

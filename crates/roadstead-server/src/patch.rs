@@ -128,6 +128,7 @@ impl Patch {
         result.map_err(|error| match error {
             PatchError::Malformed(text) => ApiError::bad_request(text),
             rejected @ PatchError::Rejected(_) => ApiError::unprocessable(rejected.to_string()),
+            large @ PatchError::TooLarge(_) => ApiError::entity_too_large(large.to_string()),
         })?;
         self.insist(&mut new);
         Ok(new)

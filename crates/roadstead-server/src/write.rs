@@ -3,6 +3,7 @@
 //! Every write reads the present state, computes the whole new state from it, and commits under
 //! the condition that nothing changed meanwhile; else it starts again, or tells the client.
 
+use bytes::Bytes;
 use jiff::Timestamp;
 use roadstead_api::invalid::Causes;
 use roadstead_api::kind::Info;
@@ -19,6 +20,7 @@ use uuid::Uuid;
 
 use crate::allocate::{Allocation, ranges};
 use crate::api::Api;
+use crate::body::LIMIT;
 use crate::error::ApiError;
 use crate::object;
 use crate::registry::{KindRef, Resource};
@@ -169,7 +171,7 @@ async fn insert(context: &Context<'_>, object: Value) -> Result<Written, ApiErro
         let transaction = allocation.complete(&mut object, transaction)?;
         validate(resource, Part::Main, &object, None)?;
         let warnings = resource.kind.warnings_on_create(&object);
-        let value = resource.encode(&object);
+        let value = encode(resource, &object)?;
         let commit = commit(api, transaction.put(key.clone(), value.clone()), dry_run).await;
         if let Some(revision) = commit? {
             ranges::tidy(api, resource).await?;
@@ -178,6 +180,13 @@ async fn insert(context: &Context<'_>, object: Value) -> Result<Written, ApiErro
         }
     }
     Err(ApiError::internal(format!("too many writers compete for {key}")))
+}
+
+/// The bytes to store, unless they are more than a client could send: objects do not grow by many
+/// small patches either.
+fn encode(resource: &Resource, object: &Value) -> Result<Bytes, ApiError> {
+    let value = resource.encode(object);
+    if value.len() <= LIMIT { Ok(value) } else { Err(ApiError::too_large(LIMIT)) }
 }
 
 /// Changes an object: `change` makes the new state of the present one. A new state that names a
@@ -227,7 +236,7 @@ pub async fn update(
         }
         // Owners whose fields are the same keep the time at which they took them.
         keep_times(&old, &mut new);
-        let value = resource.encode(&new);
+        let value = encode(resource, &new)?;
         if value == entry.value {
             let entry = Entry { key, value, revision: entry.revision };
             return Ok(Written { entry, created: false, warnings });

@@ -10,6 +10,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 pub mod decode;
+mod leaf;
 
 const FACTS: &str = include_str!("../data/schema-facts.json");
 

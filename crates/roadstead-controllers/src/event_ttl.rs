@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{DeleteParams, ListParams};
+use kube::api::{ApiResource, DeleteParams, DynamicObject, ListParams};
 use kube::{Api, Client, ResourceExt};
+use roadstead_api::look::Look;
 use tokio::time;
 use tracing::debug;
 
@@ -23,12 +24,11 @@ pub async fn run(client: Client) {
 }
 
 async fn sweep(client: &Client) -> Result<(), kube::Error> {
-    let all: Api<Event> = Api::all(client.clone());
-    let oldest = Timestamp::now().as_second() - LIFETIME;
+    // Not typed: one event that makes no sense would keep all others.
+    let all: Api<DynamicObject> = Api::all_with(client.clone(), &ApiResource::erase::<Event>(&()));
+    let now = Timestamp::now();
     for event in all.list(&ListParams::default()).await? {
-        let created = event.metadata.creation_timestamp.as_ref();
-        let last = event.last_timestamp.as_ref().or(created).map(|time| time.0.as_second());
-        if last.is_some_and(|last| last < oldest) {
+        if is_old(&event, now) {
             let namespace = event.namespace().unwrap_or_default();
             let api: Api<Event> = crate::within(client, &namespace);
             match api.delete(&event.name_any(), &DeleteParams::default()).await {
@@ -38,4 +38,30 @@ async fn sweep(client: &Client) -> Result<(), kube::Error> {
         }
     }
     Ok(())
+}
+
+/// Whether nobody has seen the event for an hour; one that does not say when is as old as it is.
+fn is_old(event: &DynamicObject, now: Timestamp) -> bool {
+    let created = event.metadata.creation_timestamp.as_ref().map(|time| time.0);
+    let last = event.data.text("/lastTimestamp").parse().ok().or(created);
+    last.is_none_or(|last| last.as_second() < now.as_second() - LIFETIME)
+}
+
+#[test]
+fn old_events() {
+    let now: Timestamp = "2024-01-01T12:00:00Z".parse().unwrap();
+    // When it was made, when it was last seen.
+    let cases = [
+        ("2024-01-01T10:00:00Z", "2024-01-01T10:30:00Z", true),
+        ("2024-01-01T10:00:00Z", "2024-01-01T11:30:00Z", false),
+        ("2024-01-01T11:30:00Z", "", false),
+        ("2024-01-01T10:00:00Z", "yesterday", true),
+        ("2024-01-01T11:30:00Z", "yesterday", false),
+    ];
+    for (created, last, want) in cases {
+        let event = serde_json::json!({"metadata": {"creationTimestamp": created},
+            "lastTimestamp": last});
+        let event: DynamicObject = serde_json::from_value(event).unwrap();
+        assert_eq!(is_old(&event, now), want, "{created} {last}");
+    }
 }

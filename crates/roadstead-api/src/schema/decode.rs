@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{Definition, Schema, Type, TypeId};
+use super::{Definition, Schema, Type, TypeId, leaf};
 
 /// Checks `value` against a type, drops nulls, and drops and returns the fields that the type does
 /// not have. The error is in the words of Go's JSON decoder, which people search for.
@@ -34,17 +34,27 @@ impl Decoder<'_> {
         let schema = self.schema;
         match (schema.resolve(ty), &mut *value) {
             (Type::Any, _)
-            | (Type::String | Type::Bytes | Type::Time, Value::String(_))
+            | (Type::String, Value::String(_))
             | (Type::Boolean, Value::Bool(_))
-            | (Type::Number, Value::Number(_))
-            | (Type::IntOrString, Value::String(_)) => Ok(()),
+            | (Type::Number, Value::Number(_)) => Ok(()),
+            (Type::Bytes, Value::String(text)) => leaf::bytes(text),
+            (Type::Time, Value::String(text)) => {
+                let read = if self.is(ty, "MicroTime") { leaf::micro_time } else { leaf::time };
+                *text = read(text)?;
+                Ok(())
+            }
+            (Type::IntOrString, Value::String(text)) => match self.is(ty, "Quantity") {
+                true => leaf::quantity(text),
+                false => Ok(()),
+            },
             (Type::Int32, Value::Number(n)) if n.as_i64().is_some_and(fits_32) => Ok(()),
-            (Type::Int64 | Type::IntOrString, Value::Number(n)) if n.as_i64().is_some() => Ok(()),
-            // Quantities may be written as fractions: `cpu: 0.5`.
-            (Type::IntOrString, Value::Number(n)) => {
+            (Type::Int64, Value::Number(n)) if n.as_i64().is_some() => Ok(()),
+            // Quantities may be written as numbers, but are read as text: `cpu: 0.5`.
+            (Type::IntOrString, Value::Number(n)) if self.is(ty, "Quantity") => {
                 *value = Value::String(n.to_string());
                 Ok(())
             }
+            (Type::IntOrString, Value::Number(n)) if n.as_i64().is_some_and(fits_32) => Ok(()),
             (Type::Object(id), Value::Object(fields)) => self.object(schema.get(*id), fields),
             (Type::Map(element), Value::Object(fields)) => self.map(element, fields, within),
             (Type::List(element), Value::Array(items)) => {
@@ -57,6 +67,11 @@ impl Decoder<'_> {
             }
             (wanted, found) => Err(self.mismatch(wanted, found, within)),
         }
+    }
+
+    /// Whether a type is the one of this name, of several that look alike in JSON.
+    fn is(&self, ty: &Type, name: &str) -> bool {
+        matches!(ty, Type::Object(id) if short(&self.schema.get(*id).name) == name)
     }
 
     fn object(
@@ -148,7 +163,7 @@ impl Decoder<'_> {
             Type::Int32 => "int32".into(),
             Type::Int64 => "int64".into(),
             Type::Number => "float64".into(),
-            Type::IntOrString => "intstr.IntOrString".into(),
+            Type::IntOrString => "int32".into(),
             Type::Any => "interface {}".into(),
             Type::Object(id) => {
                 let name = &self.schema.get(*id).name;
@@ -188,6 +203,43 @@ mod tests {
         let (spec, unknown) = service(spec).unwrap();
         assert_eq!(spec, json!({"ports": [{"port": 80}]}));
         assert_eq!(unknown, ["spec.ports[0].tagetPort", "spec.selectors"]);
+    }
+
+    #[test]
+    fn texts_that_are_more_than_text() {
+        let schema = Schema::kubernetes();
+        let read = |kind: &str, mut value: Value| {
+            let id = schema.of_kind("", "v1", kind).unwrap();
+            decode(schema, id, &mut value).map(|_| value)
+        };
+        let limits = |amount: Value| json!({"spec": {"hard": {"cpu": amount}}});
+        let cases = [
+            ("ResourceQuota", limits(json!(1)), Ok(limits(json!("1")))),
+            ("ResourceQuota", limits(json!(0.5)), Ok(limits(json!("0.5")))),
+            (
+                "ResourceQuota",
+                limits(json!("much")),
+                Err("quantities must match the regular expression".to_owned()),
+            ),
+            (
+                "Secret",
+                json!({"data": {"a": "YQ"}}),
+                Err("illegal base64 data at input byte 2".to_owned()),
+            ),
+            (
+                "Event",
+                json!({"lastTimestamp": "2024-01-01T02:00:00+02:00"}),
+                Ok(json!({"lastTimestamp": "2024-01-01T00:00:00Z"})),
+            ),
+            ("Event", json!({"eventTime": "now"}), Err("parsing time \"now\"".to_owned())),
+        ];
+        for (kind, value, want) in cases {
+            match (read(kind, value.clone()), want) {
+                (Ok(found), Ok(want)) => assert_eq!(found, want),
+                (Err(found), Err(want)) => assert!(found.starts_with(&want), "{found}"),
+                other => panic!("{value}: {other:?}"),
+            }
+        }
     }
 
     #[test]

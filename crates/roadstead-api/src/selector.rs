@@ -1,6 +1,7 @@
 //! Label and field selectors: parsing them and asking whether something matches.
 
 use std::collections::BTreeMap;
+use std::fmt::{self, Display};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
@@ -10,6 +11,7 @@ pub type Labels = BTreeMap<String, String>;
 /// One condition on one label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Requirement {
+    Equal(String, String),
     In(String, Vec<String>),
     NotIn(String, Vec<String>),
     Exists(String),
@@ -31,7 +33,7 @@ impl Selector {
     /// The selector of a controller: equal labels and expressions.
     pub fn from_object(selector: &LabelSelector) -> Self {
         let equal = selector.match_labels.iter().flatten();
-        let equal = equal.map(|(key, value)| Requirement::In(key.clone(), vec![value.clone()]));
+        let equal = equal.map(|(key, value)| Requirement::Equal(key.clone(), value.clone()));
         let expressions = selector.match_expressions.iter().flatten().map(|expression| {
             let (key, values) = (expression.key.clone(), expression.values.clone());
             match expression.operator.as_str() {
@@ -52,6 +54,7 @@ impl Selector {
     /// Whether labels, read by key, meet all conditions.
     pub fn matches<'a>(&self, label: impl Fn(&str) -> Option<&'a str>) -> bool {
         self.0.iter().all(|requirement| match requirement {
+            Requirement::Equal(key, value) => label(key).is_some_and(|own| own == value),
             Requirement::In(key, values) => {
                 label(key).is_some_and(|v| values.iter().any(|w| w == v))
             }
@@ -66,6 +69,28 @@ impl Selector {
     /// Whether the labels of a typed object meet all conditions.
     pub fn matches_labels(&self, labels: Option<&Labels>) -> bool {
         self.matches(|key| labels?.get(key).map(String::as_str))
+    }
+}
+
+/// As clients write it, in the order of the labels.
+impl Display for Selector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let set = |values: &[String]| {
+            let mut values = values.to_vec();
+            values.sort();
+            values.join(",")
+        };
+        let shown = self.0.iter().map(|requirement| match requirement {
+            Requirement::Equal(key, value) => (key, format!("{key}={value}")),
+            Requirement::In(key, values) => (key, format!("{key} in ({})", set(values))),
+            Requirement::NotIn(key, values) => (key, format!("{key} notin ({})", set(values))),
+            Requirement::Exists(key) => (key, key.clone()),
+            Requirement::Absent(key) => (key, format!("!{key}")),
+        });
+        let mut shown: Vec<_> = shown.collect();
+        shown.sort();
+        let shown: Vec<_> = shown.into_iter().map(|(_, text)| text).collect();
+        f.write_str(&shown.join(","))
     }
 }
 
@@ -112,7 +137,7 @@ fn requirement(part: &str) -> Result<Requirement, String> {
         return Ok(Requirement::NotIn(key(name)?, vec![value.trim().to_owned()]));
     }
     if let Some((name, value)) = part.split_once("==").or_else(|| part.split_once('=')) {
-        return Ok(Requirement::In(key(name)?, vec![value.trim().to_owned()]));
+        return Ok(Requirement::Equal(key(name)?, value.trim().to_owned()));
     }
     match part.split_once(char::is_whitespace) {
         None => Ok(Requirement::Exists(key(part)?)),

@@ -19,14 +19,10 @@ use crate::http::{Body, ok, respond, warn};
 use crate::patch::{self, Patch};
 use crate::registry::Resource;
 use crate::request::{Query, Target};
+use crate::scale::Places;
 use crate::view::View;
 use crate::write::{Owner, Part, Written};
-use crate::{authorize, body, cleanup, custom, object, read, reviews, scale, watch, write};
-
-/// What upstream hands on to nodes and pods.
-const STREAMS: [&str; 5] = ["log", "exec", "attach", "portforward", "ephemeralcontainers"];
-/// Everything else below an object.
-const SUBRESOURCES: [&str; 7] = ["", "status", "scale", "binding", "token", "eviction", "finalize"];
+use crate::{authorize, bind, body, cleanup, custom, object, read, reviews, watch, write};
 
 /// A request about objects, taken apart.
 pub struct Call<'a> {
@@ -75,20 +71,8 @@ impl Call<'_> {
             ("PATCH", _, "scale") => self.patch_scale().await,
             ("DELETE", "", _) => self.delete_many().await,
             ("DELETE", _, "") => self.delete().await,
-            (_, _, subresource) if STREAMS.contains(&subresource) => Err(self.no_stream()),
-            (_, _, subresource) if !SUBRESOURCES.contains(&subresource) => {
-                Err(ApiError::no_such_path())
-            }
             _ => Err(ApiError::method_not_allowed()),
         }
-    }
-
-    /// Somebody asks for a stream that needs a node, or a way to a pod.
-    fn no_stream(&self) -> ApiError {
-        let Target { plural, subresource, .. } = self.target;
-        ApiError::not_implemented(format!(
-            "{plural}/{subresource} is not served by this API server"
-        ))
     }
 
     fn get(&self) -> Result<Response<Body>, ApiError> {
@@ -189,9 +173,6 @@ impl Call<'_> {
 
     /// A token for a service account.
     fn token(&self) -> Result<Response<Body>, ApiError> {
-        if self.resource.bucket != "serviceaccounts" {
-            return Err(ApiError::no_such_path());
-        }
         let account = object::value(&*read::entry(self.api, self.resource, &self.target)?);
         let request = self.typed("io.k8s.api.authentication.v1.TokenRequest")?;
         let issued = self.api.tokens.issue(self.api, &account, request)?;
@@ -256,20 +237,21 @@ impl Call<'_> {
     }
 
     fn get_scale(&self) -> Result<Response<Body>, ApiError> {
-        self.check_scalable()?;
         let entry = read::entry(self.api, self.resource, &self.target)?;
-        Ok(ok(scale::scale_of(&object::value(&entry)).to_string()))
+        Ok(ok(self.places()?.scale_of(&object::value(&entry)).to_string()))
     }
 
     async fn replace_scale(&self) -> Result<Response<Body>, ApiError> {
-        let wanted = body::read(self.media_type, &self.body)?;
-        self.scale(|old| scale::scaled(old, &wanted)).await
+        let wanted = self.typed("io.k8s.api.autoscaling.v1.Scale")?;
+        let places = self.places()?;
+        self.scale(|old| places.scaled(old, &wanted)).await
     }
 
     async fn patch_scale(&self) -> Result<Response<Body>, ApiError> {
         let (patch, _) = Patch::read(self.media_type, &self.body)?;
+        let places = self.places()?;
         self.scale(|old| {
-            let mut wanted = scale::scale_of(old);
+            let mut wanted = places.scale_of(old);
             wanted["metadata"].as_object_mut().map(|metadata| metadata.remove("resourceVersion"));
             let wanted = match &patch {
                 Patch::Json(_) => patch.apply(self.api, self.resource, &wanted)?,
@@ -279,7 +261,7 @@ impl Call<'_> {
                     wanted
                 }
             };
-            scale::scaled(old, &wanted)
+            places.scaled(old, &wanted)
         })
         .await
     }
@@ -288,74 +270,55 @@ impl Call<'_> {
         &self,
         change: impl Fn(&Value) -> Result<Value, ApiError>,
     ) -> Result<Response<Body>, ApiError> {
-        self.check_scalable()?;
         let written = write::update(&self.context()?, self.target.name, Part::Main, change).await?;
-        Ok(ok(scale::scale_of(&object::value(&written.entry)).to_string()))
+        Ok(ok(self.places()?.scale_of(&object::value(&written.entry)).to_string()))
     }
 
-    fn check_scalable(&self) -> Result<(), ApiError> {
-        if self.resource.info().scale { Ok(()) } else { Err(ApiError::no_such_path()) }
+    fn places(&self) -> Result<Places, ApiError> {
+        self.resource.scale().ok_or_else(ApiError::no_such_path)
     }
 
     /// Puts a pod onto a node.
     async fn bind(&self) -> Result<Response<Body>, ApiError> {
-        let binding = body::read(self.media_type, &self.body)?;
-        let node = binding["target"]["name"].clone();
-        let name = self.target.name;
+        let binding = self.typed("io.k8s.api.core.v1.Binding")?;
+        let now = write::seconds(jiff::Timestamp::now());
         let info = self.resource.info();
-        let change = |old: &Value| {
-            if let Some(taken) = old["spec"]["nodeName"].as_str() {
-                let why = format!("pod {name} is already assigned to node {taken:?}");
-                return Err(ApiError::conflict(info, name, &why));
-            }
-            let mut new = old.clone();
-            new["spec"]["nodeName"] = node.clone();
-            let now = write::seconds(jiff::Timestamp::now());
-            let bound =
-                json!({"type": "PodScheduled", "status": "True", "lastTransitionTime": now});
-            new["status"]["conditions"] = json!([bound]);
-            Ok(new)
-        };
-        write::update(&self.context()?, name, Part::Whole, change).await?;
-        let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {},
-            "status": "Success", "code": 201});
-        Ok(respond(StatusCode::CREATED, status.to_string()))
+        let change = |pod: &Value| bind::bound(info, pod, &binding, &now);
+        write::update(&self.context()?, self.target.name, Part::Whole, change).await?;
+        Ok(created())
     }
 
     /// Deletes a pod, unless a budget forbids it.
     async fn evict(&self) -> Result<Response<Body>, ApiError> {
-        if self.resource.bucket != "pods" {
-            return Err(ApiError::no_such_path());
-        }
-        let eviction = body::read(self.media_type, &self.body)?;
+        let eviction = self.typed("io.k8s.api.policy.v1.Eviction")?;
         let pod = object::value(&*read::entry(self.api, self.resource, &self.target)?);
         let Target { namespace, name, .. } = self.target;
         delete::check_budgets(self.api, namespace, &pod)?;
         let options = delete::Options::read(&eviction["deleteOptions"], self.query.dry_run()?);
         delete::delete(self.api, self.resource, namespace, name, &options).await?;
-        let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {},
-            "status": "Success", "code": 201});
-        Ok(respond(StatusCode::CREATED, status.to_string()))
+        Ok(created())
     }
 
     /// Releases a namespace that is empty.
     async fn finalize(&self) -> Result<Response<Body>, ApiError> {
-        let wanted = body::read(self.media_type, &self.body)?;
+        let (wanted, warnings) = self.object()?;
         let change = |old: &Value| {
             let mut new = old.clone();
             new["spec"] = wanted["spec"].clone();
             new["metadata"]["deletionGracePeriodSeconds"] = 0.into();
+            // Who names a revision has looked at that one.
+            new["metadata"]["resourceVersion"] = wanted["metadata"]["resourceVersion"].clone();
             Ok(new)
         };
         let written =
             write::update(&self.context()?, self.target.name, Part::Whole, change).await?;
-        Ok(self.wrote(written, Vec::new()))
+        Ok(self.wrote(written, warnings))
     }
 
     fn delete_options(&self) -> Result<delete::Options, ApiError> {
         let mut options = match self.body.is_empty() {
             true => Value::Null,
-            false => body::read(self.media_type, &self.body)?,
+            false => self.typed("io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions")?,
         };
         if !self.query.get("gracePeriodSeconds").is_empty() {
             options["gracePeriodSeconds"] = self.query.number("gracePeriodSeconds")?.into();
@@ -428,4 +391,11 @@ impl Call<'_> {
         }
         response
     }
+}
+
+/// The answer to what happens to a pod rather than makes an object.
+fn created() -> Response<Body> {
+    let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {},
+        "status": "Success", "code": 201});
+    respond(StatusCode::CREATED, status.to_string())
 }

@@ -11,6 +11,8 @@ use roadstead_api::structural::columns::PrinterColumn;
 use roadstead_api::structural::{Structural, defaults, validate};
 use serde_json::Value;
 
+use crate::scale::Places;
+
 /// Where the store keeps the definitions.
 pub const DEFINITIONS: &str = "customresourcedefinitions.apiextensions.k8s.io";
 
@@ -26,6 +28,8 @@ pub struct Custom {
     pub structural: Structural,
     /// Whether the definition is going: nothing new may be made.
     pub terminating: bool,
+    /// Where the numbers of replicas are, if there is a `/scale`.
+    pub scale: Option<Places>,
 }
 
 /// The kinds of a definition: one for each version that is served.
@@ -76,7 +80,8 @@ impl Custom {
         let schema = version["schema"]["openAPIV3Schema"].clone();
         let structural = Structural::stored(&schema);
         let terminating = definition.has("/metadata/deletionTimestamp");
-        Self { info, columns, cells, schema, structural, terminating }
+        let scale = version.pointer("/subresources/scale").map(Places::custom);
+        Self { info, columns, cells, schema, structural, terminating, scale }
     }
 }
 

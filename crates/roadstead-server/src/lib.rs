@@ -11,6 +11,7 @@ pub mod allocate;
 pub mod api;
 pub mod audit;
 mod authorize;
+mod bind;
 mod body;
 pub mod bootstrap;
 mod call;

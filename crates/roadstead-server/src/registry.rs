@@ -17,6 +17,7 @@ use serde_json::Value;
 use crate::custom::{self, Custom};
 use crate::object;
 use crate::openapi::Documents;
+use crate::scale::Places;
 
 /// A kind that is built in, or that a user has defined.
 #[derive(Clone)]
@@ -61,6 +62,14 @@ impl Resource {
     /// Names, scope and shape.
     pub fn info(&self) -> &Info {
         self.kind.info()
+    }
+
+    /// Where objects keep their numbers of replicas, if they have a `/scale`.
+    pub fn scale(&self) -> Option<Places> {
+        match &self.kind {
+            KindRef::Custom(custom) => custom.scale.clone(),
+            KindRef::BuiltIn(kind) => kind.info().scale.then(Places::built_in),
+        }
     }
 
     /// Whether stored bytes are served in another form.

@@ -80,6 +80,17 @@ pub fn children<'a>(object: &'a mut Value, field: &str) -> impl Iterator<Item = 
     object.get_mut(field).and_then(Value::as_array_mut).into_iter().flatten()
 }
 
+/// Whether there are more than so many levels; looks no deeper.
+pub fn is_deeper(value: &Value, levels: usize) -> bool {
+    match value {
+        Value::Array(items) => levels == 0 || items.iter().any(|item| is_deeper(item, levels - 1)),
+        Value::Object(fields) => {
+            levels == 0 || fields.values().any(|field| is_deeper(field, levels - 1))
+        }
+        _ => false,
+    }
+}
+
 #[test]
 fn looking_is_pointing() {
     let object = serde_json::json!({"a": {"b/c": [{"d": "x"}, 7]}, "": {"": true}, "e": null});

@@ -46,6 +46,9 @@ pub fn decode(bytes: &[u8]) -> Result<Value, String> {
     }
     let message = message_name(&version, &kind);
     let mut object = Tables::get().message(&message, &raw, 0)?;
+    if !object.is_object() {
+        return Err(format!("no kind {kind:?} is registered for version {version:?}"));
+    }
     object["apiVersion"] = version.into();
     object["kind"] = kind.into();
     Ok(object)

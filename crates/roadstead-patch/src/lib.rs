@@ -6,6 +6,7 @@
 //! validating the result belong to `roadstead-server`.
 
 use json_patch::{Patch, PatchOperation};
+use roadstead_api::look::is_deeper;
 use serde_json::Value;
 
 pub mod apply;
@@ -83,17 +84,6 @@ fn check_growth(
         )));
     }
     Ok(())
-}
-
-/// Whether there are more than so many levels; looks no deeper.
-fn is_deeper(value: &Value, levels: usize) -> bool {
-    match value {
-        Value::Array(items) => levels == 0 || items.iter().any(|item| is_deeper(item, levels - 1)),
-        Value::Object(fields) => {
-            levels == 0 || fields.values().any(|field| is_deeper(field, levels - 1))
-        }
-        _ => false,
-    }
 }
 
 /// About as many bytes as the value has in JSON.

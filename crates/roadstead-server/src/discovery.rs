@@ -5,6 +5,7 @@ use std::cmp::Reverse;
 use roadstead_api::kind::Info;
 use serde_json::{Value, json};
 
+use crate::error::ApiError;
 use crate::registry::Registry;
 
 /// The media type of aggregated discovery; clients look at its parameters.
@@ -213,6 +214,28 @@ struct Subresource {
     verbs: &'static [&'static str],
 }
 
+/// What upstream hands on to nodes and pods, and we do not.
+const STREAMS: [&str; 5] = ["log", "exec", "attach", "portforward", "ephemeralcontainers"];
+
+/// Whether objects of a kind have this below them.
+pub fn check_subresource(info: &Info, name: &str) -> Result<(), ApiError> {
+    if name.is_empty() || subresources(info).iter().any(|subresource| subresource.name == name) {
+        return Ok(());
+    }
+    match is_core(info, "pods") && STREAMS.contains(&name) {
+        true => {
+            let message = format!("{}/{name} is not served by this API server", info.plural);
+            Err(ApiError::not_implemented(message))
+        }
+        false => Err(ApiError::no_such_path()),
+    }
+}
+
+/// Somebody may define a kind of the same name in another group.
+fn is_core(info: &Info, plural: &str) -> bool {
+    info.group.is_empty() && info.plural == plural
+}
+
 fn subresources(info: &Info) -> Vec<Subresource> {
     let gv = (info.group, info.version);
     let verbs: &[_] = &["get", "patch", "update"];
@@ -225,6 +248,7 @@ fn subresources(info: &Info) -> Vec<Subresource> {
         all.push(Subresource { name: "scale", kind: "Scale", gv, verbs });
     }
     match info.plural {
+        _ if !info.group.is_empty() => {}
         "pods" => {
             all.push(proxy("PodProxyOptions"));
             let verbs = &["create"];

@@ -234,6 +234,11 @@ impl ApiError {
         Self::new(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed", message)
     }
 
+    /// We did something that we thought impossible.
+    pub fn panicked() -> Self {
+        Self::internal("This request caused apiserver to panic. Look in the logs for details.")
+    }
+
     /// Something went wrong that is not the client's fault.
     pub fn internal(message: impl Into<String>) -> Self {
         let why = message.into();

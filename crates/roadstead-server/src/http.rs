@@ -2,10 +2,12 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
+use futures::FutureExt;
 use http::header::{
     ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER,
     USER_AGENT, WARNING,
@@ -18,6 +20,7 @@ use http_body_util::{BodyExt, Full, StreamBody};
 use jiff::Timestamp;
 use roadstead_patch::apply::managers::name_from_user_agent;
 use serde_json::Value;
+use tracing::error;
 use uuid::Uuid;
 
 use crate::about::About;
@@ -107,7 +110,12 @@ where
             Err(error) => return (failure(&error), body),
         },
     };
-    let response = answer(api, user, parts, body.bytes.clone()).await;
+    let response = AssertUnwindSafe(answer(api, user, parts, body.bytes.clone()));
+    // A mistake of ours is for whoever hits it, not for all who share the connection.
+    let response = response.catch_unwind().await.unwrap_or_else(|_| {
+        error!(uri = about.uri, "a request made us panic");
+        Err(ApiError::panicked())
+    });
     drop(place);
     (response.unwrap_or_else(|error| failure(&error)), body)
 }
@@ -202,6 +210,7 @@ async fn answer(
     let resource = resource.ok_or_else(ApiError::no_such_path)?;
     check_scope(resource, &target, &parts.method)?;
     authorize::verb(api, user, &parts.method, resource, &target, &query)?;
+    discovery::check_subresource(resource.info(), target.subresource)?;
     let manager = match query.get("fieldManager") {
         "" => name_from_user_agent(header(USER_AGENT).unwrap_or("")),
         name => name.to_owned(),

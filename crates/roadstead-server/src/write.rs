@@ -7,7 +7,7 @@ use bytes::Bytes;
 use jiff::Timestamp;
 use roadstead_api::invalid::Causes;
 use roadstead_api::kind::Info;
-use roadstead_api::look::{Look, child};
+use roadstead_api::look::{Look, child, is_deeper};
 use roadstead_api::metadata;
 use roadstead_patch::apply::managers::{Manager, keep_times};
 use roadstead_patch::apply::track;
@@ -182,9 +182,16 @@ async fn insert(context: &Context<'_>, object: Value) -> Result<Written, ApiErro
     Err(ApiError::internal(format!("too many writers compete for {key}")))
 }
 
+/// How deep an object may be: what is nested deeper could not be read again, and those who list
+/// objects nest them in something else.
+const DEPTH: usize = 110;
+
 /// The bytes to store, unless they are more than a client could send: objects do not grow by many
 /// small patches either.
 fn encode(resource: &Resource, object: &Value) -> Result<Bytes, ApiError> {
+    if is_deeper(object, DEPTH) {
+        return Err(ApiError::bad_request("exceeded max depth"));
+    }
     let value = resource.encode(object);
     if value.len() <= LIMIT { Ok(value) } else { Err(ApiError::too_large(LIMIT)) }
 }

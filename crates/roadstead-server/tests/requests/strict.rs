@@ -102,3 +102,60 @@ fn bomb() -> Vec<u8> {
     }
     text.into_bytes()
 }
+
+#[tokio::test]
+async fn nothing_makes_it_panic() {
+    let server = Server::new().await;
+    let definition = json!({"metadata": {"name": "pods.example.com"}, "spec": {
+        "group": "example.com", "scope": "Namespaced",
+        "names": {"plural": "pods", "kind": "Thing", "singular": "thing"},
+        "versions": [{"name": "v1", "served": true, "storage": true,
+            "subresources": {"status": {}, "scale": {"specReplicasPath": ".spec.replicas",
+                "statusReplicasPath": ".status.replicas"}},
+            "schema": {"openAPIV3Schema": {"type": "object",
+                "x-kubernetes-preserve-unknown-fields": true}}}]}});
+    let definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+    assert_eq!(server.ask(&format!("POST {definitions}"), definition).await.code, 201);
+    let things = "/apis/example.com/v1/namespaces/default/pods";
+    let thing = json!({"metadata": {"name": "t"}, "spec": "odd",
+        "status": {"podIP": "127.0.0.1"}});
+    assert_eq!(server.ask(&format!("POST {things}"), thing).await.code, 201);
+    let maps = "/api/v1/namespaces/default/configmaps";
+    server.ask(&format!("POST {maps}"), json!({"metadata": {"name": "m"}})).await;
+    let binding = r#"{"target": {"name": "n"}}"#;
+    let scale = r#"{"spec": {"replicas": 3}}"#;
+    let deep = format!(
+        r#"{{"metadata": {{"name": "d"}}, "spec": {}1{}}}"#,
+        "[".repeat(115),
+        "]".repeat(115)
+    );
+    let cases = [
+        (format!("DELETE {maps}/m?gracePeriodSeconds=0"), "[]", 400),
+        (format!("DELETE {maps}/m?gracePeriodSeconds=0"), "7", 400),
+        (format!("POST {things}/t/binding"), binding, 404),
+        (format!("POST {things}/t/eviction"), "{}", 404),
+        (format!("PUT {things}/t/finalize"), "{}", 404),
+        (format!("GET {things}/t/proxy/"), "", 404),
+        (format!("GET {things}/t/log"), "", 404),
+        (format!("PUT {maps}/m/status"), "{}", 404),
+        (format!("GET {maps}/m/status"), "", 404),
+        (format!("PUT {maps}/m/finalize"), "{}", 404),
+        ("GET /api/v1/namespaces/default/pods/p/log".to_owned(), "", 501),
+        (format!("PUT {things}/t/scale"), scale, 200),
+        (format!("POST {things}"), &deep, 400),
+        ("POST /api/v1/namespaces/default/pods/p/binding".to_owned(), "[]", 400),
+        ("POST /api/v1/namespaces/default/pods/p/eviction".to_owned(), "[]", 400),
+    ];
+    for (request, body, code) in cases {
+        let answer = server.ask(&request, body).await;
+        assert_eq!(answer.code, code, "{request} {body}: {}", answer.text);
+    }
+    for kind in ["Quantity", "Time", "MicroTime", "IntOrString"] {
+        let length = |text: &str| u8::try_from(text.len()).unwrap();
+        let meta = format!("\n\x02v1\x12{}{kind}", char::from(length(kind)));
+        let body = format!("k8s\0\n{}{meta}", char::from(length(&meta)));
+        let protobuf = "application/vnd.kubernetes.protobuf";
+        let answer = server.ask_as(&format!("POST {maps}"), protobuf, body).await;
+        assert_eq!(answer.code, 400, "{kind}: {}", answer.text);
+    }
+}

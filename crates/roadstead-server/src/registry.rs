@@ -1,7 +1,7 @@
 //! Which kinds are served, and under which paths.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -152,8 +152,11 @@ impl Registry {
             assert!(type_id.is_some(), "{} is not in the schema", info.kind);
             Resource::new(KindRef::BuiltIn(kind), type_id)
         });
-        let customs = customs.into_iter().map(|kind| Resource::new(KindRef::Custom(kind), None));
-        let resources: Vec<_> = built_in.chain(customs).collect();
+        let mut resources: Vec<_> = built_in.collect();
+        let groups: HashSet<_> = resources.iter().map(|resource| resource.info().group).collect();
+        // Nobody takes the place of a built-in kind, also not by an old definition.
+        let own = customs.into_iter().filter(|kind| !groups.contains(kind.info().group));
+        resources.extend(own.map(|kind| Resource::new(KindRef::Custom(kind), None)));
         let paths = resources.iter().enumerate().map(|(index, resource)| {
             let info = resource.info();
             ((info.group.to_owned(), info.version.to_owned(), info.plural.to_owned()), index)

@@ -105,6 +105,17 @@ impl Kind for CustomResourceDefinition {
             causes.required("spec.group", "");
         } else if !group.contains('.') {
             causes.invalid("spec.group", &json!(group), "should be a domain with at least one dot");
+        } else if super::all().iter().any(|kind| kind.info().group == group) {
+            // Its objects would lie among those of the built-in kinds.
+            causes.forbidden("spec.group", "the group is built into this API server");
+        } else if old.is_none()
+            && is_protected(group)
+            && !object["metadata"]["annotations"].get(APPROVAL).is_some_and(Value::is_string)
+        {
+            let detail = format!(
+                "protected groups must have approval annotation {APPROVAL:?}, see https://github.com/kubernetes/enhancements/pull/1111"
+            );
+            causes.required(format!("metadata.annotations[{APPROVAL}]"), &detail);
         }
         for (field, text) in [("plural", plural), ("singular", spec.text("/names/singular"))] {
             for wrong in names::label(text) {
@@ -149,6 +160,16 @@ impl Kind for CustomResourceDefinition {
     fn cells(&self, object: &Value, _: Timestamp) -> Vec<Value> {
         vec![name_cell(object), object["metadata"]["creationTimestamp"].clone()]
     }
+}
+
+/// Where those who may use the community's names say who allowed it.
+const APPROVAL: &str = "api-approved.kubernetes.io";
+
+/// Whether a name belongs to the community.
+fn is_protected(group: &str) -> bool {
+    ["k8s.io", "kubernetes.io"].iter().any(|domain| {
+        group.strip_suffix(domain).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+    })
 }
 
 /// The name of the version in which objects are written.
@@ -256,5 +277,37 @@ fn versions_come_and_go() {
         object["spec"]["conversion"]["strategy"] = "Webhook".into();
         assert_eq!(wrong(&object), want);
         assert_eq!(CustomResourceDefinition.warnings(&object).len(), 1);
+    }
+}
+
+#[test]
+fn groups_that_belong_to_others() {
+    let definition = |group: &str, annotations: Value| {
+        json!({"metadata": {"name": format!("things.{group}"), "annotations": annotations},
+            "spec": {"group": group, "scope": "Cluster", "names": {"plural": "things",
+                "singular": "thing", "kind": "Thing"}, "versions": [{"name": "v1", "served": true,
+                "storage": true, "schema": {"openAPIV3Schema": {"type": "object"}}}]}})
+    };
+    let approved = json!({"api-approved.kubernetes.io": "somewhere"});
+    let cases = [
+        ("example.com", json!({}), ""),
+        ("myk8s.io", json!({}), ""),
+        ("networking.k8s.io", approved.clone(), "spec.group: Forbidden: the group is built into"),
+        ("gateway.networking.k8s.io", approved, ""),
+        (
+            "gateway.networking.k8s.io",
+            json!({}),
+            "metadata.annotations[api-approved.kubernetes.io]: Required value: protected groups \
+             must have approval annotation \"api-approved.kubernetes.io\", see ",
+        ),
+    ];
+    for (group, annotations, want) in cases {
+        let mut object = definition(group, annotations);
+        CustomResourceDefinition.default(&mut object);
+        let mut causes = Causes::default();
+        CustomResourceDefinition.validate(&object, None, &mut causes);
+        let found: Vec<_> = causes.0.iter().map(ToString::to_string).collect();
+        let found = found.join("; ");
+        assert!(found.starts_with(want) && found.is_empty() == want.is_empty(), "{group}: {found}");
     }
 }

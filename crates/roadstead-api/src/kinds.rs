@@ -5,6 +5,7 @@ use crate::kind::Kind;
 mod autoscaler;
 mod cells;
 mod config_map;
+mod contents;
 mod custom_resource_definition;
 mod deployment;
 mod endpoint_slice;

@@ -153,6 +153,30 @@ pub fn address(name: &str) -> Vec<String> {
     causes.0.iter().map(|cause| cause.message.replacen(&prefix, "", 1)).collect()
 }
 
+/// What is wrong with a key of a ConfigMap or Secret, which may become the name of a file.
+pub fn config_key(key: &str) -> Vec<String> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    let mut wrong = Vec::new();
+    if key.len() > 253 {
+        wrong.push(too_long(253, "bytes"));
+    }
+    if key.is_empty() || !key.chars().all(allowed) {
+        wrong.push(
+            "a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. \
+             'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation is \
+             '[-._a-zA-Z0-9]+')"
+                .into(),
+        );
+    }
+    match key {
+        "." => wrong.push("must not be '.'".into()),
+        ".." => wrong.push("must not be '..'".into()),
+        key if key.starts_with("..") => wrong.push("must not start with '..'".into()),
+        _ => {}
+    }
+    wrong
+}
+
 #[test]
 fn names() {
     type Rule = fn(&str) -> Vec<String>;

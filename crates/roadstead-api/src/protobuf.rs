@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 mod special;
 mod wire;
 
+pub(crate) use special::base64;
 use wire::{Reader, Wire};
 
 const FIELDS: &str = include_str!("../data/protobuf-fields.json");

@@ -1,6 +1,7 @@
 //! `services/NAME/proxy` and `pods/NAME/proxy`: plain HTTP requests that the API server hands on to
 //! a pod. Upgrades and HTTPS to the pod are refused.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -217,6 +218,7 @@ fn reachable(
         let entry = api.store.get(&pods.key(namespace, reference.text("/name")))?;
         let pod = object::value(&entry);
         let is_own = reference.text("/kind") == "Pod"
+            && is_allowed(address)
             && pod.list("/status/podIPs").iter().any(|own| own.text("/ip") == address);
         is_own.then(|| join(address, number))
     });
@@ -255,8 +257,24 @@ fn pod(
     };
     match (pod.text("/status/podIP"), port) {
         ("", _) => Err(ApiError::bad_request("address not allowed: the pod has none yet")),
+        (address, _) if !is_allowed(address) => Err(ApiError::bad_request("address not allowed")),
         (_, 0) => Err(ApiError::bad_request(format!("there is no port {:?}", wanted.port))),
         (address, port) => Ok(join(address, port)),
+    }
+}
+
+/// Whether an address can be a pod's: whoever may write the status of a pod must not reach what
+/// listens only for this machine, or what the cloud tells it.
+fn is_allowed(address: &str) -> bool {
+    let Ok(address) = address.parse::<IpAddr>() else { return false };
+    match address.to_canonical() {
+        IpAddr::V4(v4) => {
+            !(v4.is_loopback() || v4.is_link_local() || v4.is_unspecified() || v4.is_multicast())
+        }
+        IpAddr::V6(v6) => {
+            let local = v6.is_unicast_link_local() || v6.is_multicast();
+            !(v6.is_loopback() || v6.is_unspecified() || local)
+        }
     }
 }
 
@@ -281,5 +299,17 @@ fn names_in_the_path() {
     ];
     for (text, want) in cases {
         assert_eq!(show(text).as_deref(), want, "{text}");
+    }
+}
+
+#[test]
+fn addresses_of_pods() {
+    for good in ["10.0.0.1", "192.0.2.2", "fd00::1", "2001:db8::1"] {
+        assert!(is_allowed(good), "{good}");
+    }
+    let bad = "127.0.0.1 127.9.9.9 0.0.0.0 169.254.169.254 ::1 :: fe80::1 ::ffff:127.0.0.1 \
+        224.0.0.1 ff02::1 localhost 127.1";
+    for bad in bad.split_whitespace() {
+        assert!(!is_allowed(bad), "{bad}");
     }
 }

@@ -16,9 +16,19 @@ use crate::server::Server;
 
 const DEFAULT: &str = "/api/v1/namespaces/default";
 
+/// An address of this machine that others could reach: pods have no other.
+fn address() -> String {
+    let routes = std::fs::read_to_string("/proc/net/fib_trie").unwrap();
+    let lines: Vec<_> = routes.lines().map(str::trim).collect();
+    let own = lines.windows(2).filter(|pair| pair[1].contains("/32 host LOCAL"));
+    let mut own = own.filter_map(|pair| pair[0].split_whitespace().last());
+    let found = own.find(|address| !address.starts_with("127."));
+    found.expect("this test needs an address besides that of the loopback").to_owned()
+}
+
 /// A program in a pod: tells what it was asked, and moves `/old` to `/new`.
 async fn program() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let listener = TcpListener::bind((address(), 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let answer = |request: Request<Incoming>| async move {
         let token = request.headers().contains_key("authorization");
@@ -49,8 +59,11 @@ async fn a_pod_is_reached_through_the_server() {
     assert_eq!(made.code, 201, "{made:?}");
     let early = server.ask(&format!("GET {DEFAULT}/pods/web/proxy/"), "").await;
     assert_eq!(early.code, 400, "it has no address yet");
-    let status = json!({"status": {"podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}]}});
-    server.ask(&format!("PATCH {DEFAULT}/pods/web/status"), status).await;
+    let place = |ip: &str| json!({"status": {"podIP": ip, "podIPs": [{"ip": ip}]}});
+    server.ask(&format!("PATCH {DEFAULT}/pods/web/status"), place("127.0.0.1")).await;
+    let refused = server.ask(&format!("GET {DEFAULT}/pods/web/proxy/"), "").await;
+    assert_eq!((refused.code, &refused.body["message"]), (400, &json!("address not allowed")));
+    server.ask(&format!("PATCH {DEFAULT}/pods/web/status"), place(&address())).await;
     let cases = [
         ("GET", "web/proxy/a/b?c=d", 200, "GET /a/b?c=d token=false".to_owned()),
         ("POST", "web:http/proxy/", 200, "POST / token=false".to_owned()),

@@ -22,7 +22,9 @@ use crate::request::{Query, Target};
 use crate::scale::Places;
 use crate::view::View;
 use crate::write::{Owner, Part, Written};
-use crate::{authorize, bind, body, cleanup, custom, object, read, reviews, watch, write};
+use crate::{
+    authorize, bind, body, certificates, cleanup, custom, object, read, reviews, watch, write,
+};
 
 /// A request about objects, taken apart.
 pub struct Call<'a> {
@@ -56,18 +58,18 @@ impl Call<'_> {
             ("GET", "", _) if self.query.flag("watch") => self.watch(),
             ("GET", "", _) => self.list(),
             ("GET", _, "") if self.query.flag("watch") => self.watch(),
-            ("GET", _, "" | "status") => self.get(),
+            ("GET", _, "" | "status" | "approval") => self.get(),
             ("GET", _, "scale") => self.get_scale(),
             ("POST", "", _) => self.create().await,
             ("POST", _, "binding") => self.bind().await,
             ("POST", _, "token") => self.token(),
             ("POST", _, "eviction") => self.evict().await,
             ("PUT", _, "") => self.replace(Part::Main).await,
-            ("PUT", _, "status") => self.replace(Part::Status).await,
+            ("PUT", _, "status" | "approval") => self.replace(Part::Status).await,
             ("PUT", _, "scale") => self.replace_scale().await,
             ("PUT", _, "finalize") => self.finalize().await,
             ("PATCH", _, "") => self.patch(Part::Main).await,
-            ("PATCH", _, "status") => self.patch(Part::Status).await,
+            ("PATCH", _, "status" | "approval") => self.patch(Part::Status).await,
             ("PATCH", _, "scale") => self.patch_scale().await,
             ("DELETE", "", _) => self.delete_many().await,
             ("DELETE", _, "") => self.delete().await,
@@ -129,6 +131,10 @@ impl Call<'_> {
             )?;
             let found = self.decode(&mut object, &duplicates)?;
             self.check_escalation(live, &object)?;
+            match live {
+                Some(old) => self.confine(old, &mut object)?,
+                None => certificates::sign_in(self.resource, self.user, &mut object),
+            }
             *warnings.lock().expect("nobody panics with the warnings") = found;
             Ok(object)
         };
@@ -184,13 +190,20 @@ impl Call<'_> {
         authorize::escalation(api, user, resource, target.namespace, old, new)
     }
 
+    /// Leaves of a change what its subresource may change.
+    fn confine(&self, old: &Value, new: &mut Value) -> Result<(), ApiError> {
+        let Self { api, user, resource, target, .. } = self;
+        certificates::confine(api, user, resource, target.subresource, old, new)
+    }
+
     fn check_creation(&self) -> Result<(), ApiError> {
         authorize::creation(self.api, self.user, self.resource, &self.target)
     }
 
     async fn create(&self) -> Result<Response<Body>, ApiError> {
-        let (object, warnings) = self.object()?;
+        let (mut object, warnings) = self.object()?;
         self.check_escalation(None, &object)?;
+        certificates::sign_in(self.resource, self.user, &mut object);
         let written = write::create(&self.context()?, object).await?;
         Ok(self.wrote(written, warnings))
     }
@@ -199,7 +212,9 @@ impl Call<'_> {
         let (object, warnings) = self.object()?;
         let change = |old: &Value| {
             self.check_escalation(Some(old), &object)?;
-            Ok(object.clone())
+            let mut new = object.clone();
+            self.confine(old, &mut new)?;
+            Ok(new)
         };
         let context = self.context()?;
         let written = write::update(&context, self.target.name, part, change).await;
@@ -228,6 +243,7 @@ impl Call<'_> {
             let mut new = patch.apply(self.api, self.resource, old)?;
             let found = self.decode(&mut new, &duplicates)?;
             self.check_escalation(Some(old), &new)?;
+            self.confine(old, &mut new)?;
             *warnings.lock().expect("nobody panics with the warnings") = found;
             Ok(new)
         };

@@ -248,6 +248,9 @@ fn subresources(info: &Info) -> Vec<Subresource> {
         all.push(Subresource { name: "scale", kind: "Scale", gv, verbs });
     }
     match info.plural {
+        "certificatesigningrequests" if info.group == "certificates.k8s.io" => {
+            all.push(Subresource { name: "approval", kind: info.kind, gv, verbs });
+        }
         _ if !info.group.is_empty() => {}
         "pods" => {
             all.push(proxy("PodProxyOptions"));

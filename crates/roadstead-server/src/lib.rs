@@ -15,6 +15,7 @@ mod bind;
 mod body;
 pub mod bootstrap;
 mod call;
+mod certificates;
 mod cleanup;
 mod compress;
 mod custom;

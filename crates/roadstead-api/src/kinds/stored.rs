@@ -45,6 +45,8 @@ pub struct Stored {
     pub(super) default: fn(&mut Value),
     /// What the server sets when an object is created.
     pub(super) create: fn(&mut Value),
+    /// What an update leaves as it was.
+    pub(super) update: fn(&Value, &mut Value),
     /// What must be true of it, and of a change.
     pub(super) check: fn(&Value, Option<&Value>, &mut Causes),
 }
@@ -65,6 +67,10 @@ impl Kind for Stored {
 
     fn prepare_create(&self, object: &mut Value) {
         (self.create)(object);
+    }
+
+    fn prepare_update(&self, old: &Value, new: &mut Value) {
+        (self.update)(old, new);
     }
 
     fn validate(&self, object: &Value, old: Option<&Value>, causes: &mut Causes) {
@@ -119,6 +125,7 @@ pub(super) const fn shown(
         template: "",
         default: |_| {},
         create: |_| {},
+        update: |_, _| {},
         check: |_, _, _| {},
     }
 }
@@ -404,18 +411,22 @@ pub static ALL: [Stored; 23] = [
         &[NAME, Column::text("Attacher"), Column::text("Node"), AGE],
         &[Cell::Name, Cell::Text("/spec/attacher"), Cell::Text("/spec/nodeName"), Cell::Age],
     ),
-    shown(
-        cluster(
-            "certificates.k8s.io",
-            "CertificateSigningRequest",
-            "certificatesigningrequests",
-            "certificatesigningrequest",
+    Stored {
+        // Who asked for what does not change once somebody may have approved it.
+        update: |old, new| new["spec"] = old["spec"].clone(),
+        ..shown(
+            cluster(
+                "certificates.k8s.io",
+                "CertificateSigningRequest",
+                "certificatesigningrequests",
+                "certificatesigningrequest",
+            )
+            .short(&["csr"])
+            .with_status(),
+            &[NAME, AGE, Column::text("SignerName"), Column::text("Requestor")],
+            &[Cell::Name, Cell::Age, Cell::Text("/spec/signerName"), Cell::Text("/spec/username")],
         )
-        .short(&["csr"])
-        .with_status(),
-        &[NAME, AGE, Column::text("SignerName"), Column::text("Requestor")],
-        &[Cell::Name, Cell::Age, Cell::Text("/spec/signerName"), Cell::Text("/spec/username")],
-    ),
+    },
     stored(cluster("node.k8s.io", "RuntimeClass", "runtimeclasses", "runtimeclass")),
     stored(
         cluster(

@@ -23,7 +23,8 @@ use crate::scale::Places;
 use crate::view::View;
 use crate::write::{Owner, Part, Written};
 use crate::{
-    authorize, bind, body, certificates, cleanup, custom, object, read, reviews, watch, write,
+    authorize, bind, body, certificates, cleanup, custom, evict, object, read, reviews, watch,
+    write,
 };
 
 /// A request about objects, taken apart.
@@ -309,8 +310,8 @@ impl Call<'_> {
         let eviction = self.typed("io.k8s.api.policy.v1.Eviction")?;
         let pod = object::value(&*read::entry(self.api, self.resource, &self.target)?);
         let Target { namespace, name, .. } = self.target;
-        delete::check_budgets(self.api, namespace, &pod)?;
         let options = delete::Options::read(&eviction["deleteOptions"], self.query.dry_run()?);
+        evict::spend(self.api, namespace, &pod, options.dry_run).await?;
         delete::delete(self.api, self.resource, namespace, name, &options).await?;
         Ok(created())
     }

@@ -1,13 +1,10 @@
 //! Deleting: at once, after a grace period, or when the last finalizer is gone.
 
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use roadstead_api::look::Look;
-use roadstead_api::selector::Selector;
 use roadstead_plan::gc;
 use roadstead_store::entry::Entry;
 use roadstead_store::transaction::Transaction;
-use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::allocate::{self, ranges};
@@ -217,25 +214,6 @@ fn mark(resource: &Resource, object: &mut Value, grace: i64) -> bool {
         object["metadata"]["generation"] = (object.int("/metadata/generation") + 1).into();
     }
     true
-}
-
-/// Whether some budget has no disruption left for this pod.
-pub fn check_budgets(api: &Api, namespace: &str, pod: &Value) -> Result<(), ApiError> {
-    let registry = api.registry();
-    let Some(budgets) = registry.find("policy", "v1", "poddisruptionbudgets") else {
-        return Ok(());
-    };
-    let found = api.store.list(&budgets.bucket, &budgets.prefix(namespace), None)?;
-    for budget in found.entries.iter().map(|entry| object::value(entry)) {
-        let selector = LabelSelector::deserialize(&budget["spec"]["selector"]).unwrap_or_default();
-        let labels = &pod["metadata"]["labels"];
-        let covered = Selector::from_object(&selector).matches(|key| labels[key].as_str());
-        if covered && budget.int("/status/disruptionsAllowed") <= 0 {
-            let why = "Cannot evict pod as it would violate the pod's disruption budget.";
-            return Err(ApiError::too_many_requests(why, 10));
-        }
-    }
-    Ok(())
 }
 
 /// The Status that answers a deletion when the object itself does not.

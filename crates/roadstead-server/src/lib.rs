@@ -22,6 +22,7 @@ mod custom;
 mod delete;
 mod discovery;
 pub mod error;
+mod evict;
 mod filter;
 mod health;
 pub mod http;

@@ -18,6 +18,7 @@ pub mod look;
 pub mod metadata;
 pub mod names;
 pub mod protobuf;
+pub mod quantity;
 pub mod resolv;
 pub mod schema;
 pub mod selector;

@@ -36,7 +36,24 @@ pub async fn run(api: &Api) -> Result<(), ApiError> {
         ensure(api, "rbac.authorization.k8s.io", "v1", plural, &namespace, object).await
     }))
     .await?;
+    for class in classes() {
+        ensure(api, "scheduling.k8s.io", "v1", "priorityclasses", "", class).await?;
+    }
     own_service(api, Say::Differences).await
+}
+
+/// The priorities of what a cluster cannot do without.
+fn classes() -> [Value; 2] {
+    let class = |name: &str, value: i64, whom: &str| {
+        json!({"metadata": {"name": name}, "value": value,
+            "description": format!("Used for system critical pods that must {whom}.")})
+    };
+    let node = "not be moved from their current node";
+    let cluster = "run in the cluster, but can be moved to another node if necessary";
+    [
+        class("system-node-critical", 2_000_001_000, node),
+        class("system-cluster-critical", 2_000_000_000, cluster),
+    ]
 }
 
 /// Brings back what [`run`] has made and somebody has deleted, and keeps roles that are the sum of

@@ -7,6 +7,7 @@
 //! Components in the same process use the same router without a socket (`local`).
 
 mod about;
+mod admit;
 pub mod allocate;
 pub mod api;
 pub mod audit;

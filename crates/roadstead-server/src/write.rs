@@ -18,6 +18,7 @@ use roadstead_store::transaction::Transaction;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use crate::admit;
 use crate::allocate::{Allocation, ranges};
 use crate::api::Api;
 use crate::body::LIMIT;
@@ -112,6 +113,7 @@ pub async fn create(context: &Context<'_>, mut object: Value) -> Result<Written,
         return Err(ApiError::bad_request(message));
     }
     check_namespace(api, resource, namespace, object.text("/metadata/name"))?;
+    admit::complete(api, resource, namespace, &mut object)?;
     let unnamed = object.text("/metadata/name").is_empty();
     let generate = unnamed.then(|| object.text("/metadata/generateName").to_owned());
     let system = json!({

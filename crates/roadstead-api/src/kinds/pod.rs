@@ -8,6 +8,7 @@ use crate::invalid::Causes;
 use crate::kind::{Column, Info, Kind, age_cell, name_cell, or_none};
 use crate::kinds::pod_spec;
 use crate::look::{Look, child, default_to};
+use crate::quantity;
 
 pub struct Pod;
 
@@ -33,12 +34,24 @@ impl Kind for Pod {
 
     fn prepare_create(&self, object: &mut Value) {
         admit(child(object, "spec"));
-        object["status"] = json!({"phase": "Pending", "qosClass": "BestEffort"});
+        object["status"] = json!({"phase": "Pending", "qosClass": service_class(object)});
+    }
+
+    fn prepare_update(&self, old: &Value, new: &mut Value) {
+        let spec = child(new, "spec");
+        tolerate_lost_nodes(spec);
+        for field in ["priority", "preemptionPolicy"] {
+            if let Some(value) = old["spec"].get(field) {
+                default_to(spec, field, value.clone());
+            }
+        }
     }
 
     fn validate(&self, object: &Value, old: Option<&Value>, causes: &mut Causes) {
         pod_spec::validate(&object["spec"], "spec", causes);
-        if old.is_some_and(|old| frozen(old) != frozen(object)) {
+        let Some(old) = old else { return };
+        validate_changes(old, object, causes);
+        if frozen(old) != frozen(object) {
             causes.forbidden(
                 "spec",
                 "pod updates may not change fields other than \
@@ -105,6 +118,10 @@ fn admit(spec: &mut Value) {
     default_to(spec, "serviceAccount", account);
     default_to(spec, "priority", 0);
     default_to(spec, "preemptionPolicy", "PreemptLowerPriority");
+    tolerate_lost_nodes(spec);
+}
+
+fn tolerate_lost_nodes(spec: &mut Value) {
     let mut tolerations = spec.list("/tolerations").to_vec();
     for key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
         let covered = tolerations.iter().any(|toleration| {
@@ -120,14 +137,74 @@ fn admit(spec: &mut Value) {
     spec["tolerations"] = tolerations.into();
 }
 
-/// What of a pod's spec can never change: all but images, tolerations, deadline and node.
+/// How well a pod says what it needs: who is sacrificed first when a node has too little.
+fn service_class(pod: &Value) -> &'static str {
+    let all = pod.list("/spec/containers").iter().chain(pod.list("/spec/initContainers"));
+    let all: Vec<_> = all.collect();
+    let amount = |container: &Value, place: &str| {
+        quantity::read(container.text(&format!("/resources/{place}"))).filter(|found| *found != 0.0)
+    };
+    let kinds = ["cpu", "memory"];
+    let asks = |container: &&Value| {
+        kinds.iter().any(|kind| {
+            let place = |list: &str| amount(container, &format!("{list}/{kind}"));
+            place("requests").or_else(|| place("limits")).is_some()
+        })
+    };
+    let certain = |container: &&Value| {
+        kinds.iter().all(|kind| {
+            let limit = amount(container, &format!("limits/{kind}"));
+            // Who asks for nothing asks for as much as is allowed.
+            let request = amount(container, &format!("requests/{kind}")).or(limit);
+            limit.is_some() && request == limit
+        })
+    };
+    match (all.iter().any(asks), all.iter().all(certain)) {
+        (false, _) => "BestEffort",
+        (true, true) => "Guaranteed",
+        (true, false) => "Burstable",
+    }
+}
+
+/// Checks the few fields that may change, but not as one likes.
+fn validate_changes(old: &Value, new: &Value, causes: &mut Causes) {
+    let deadline = |pod: &Value| pod.pointer("/spec/activeDeadlineSeconds").and_then(Value::as_i64);
+    match (deadline(old), deadline(new)) {
+        (Some(_), None) => causes.invalid(
+            "spec.activeDeadlineSeconds",
+            &Value::Null,
+            "must not update from a positive integer to nil value",
+        ),
+        (Some(old), Some(new)) if new > old => causes.invalid(
+            "spec.activeDeadlineSeconds",
+            &json!(new),
+            "must be less than or equal to previous value",
+        ),
+        _ => {}
+    }
+    let lasting = |toleration: &Value| {
+        let mut lasting = toleration.clone();
+        lasting.as_object_mut().map(|fields| fields.remove("tolerationSeconds"));
+        lasting
+    };
+    let kept: Vec<_> = new.list("/spec/tolerations").iter().map(lasting).collect();
+    if !old.list("/spec/tolerations").iter().map(lasting).all(|own| kept.contains(&own)) {
+        let detail = "existing toleration can not be modified except its tolerationSeconds";
+        causes.forbidden("spec.tolerations", detail);
+    }
+}
+
+/// What of a pod's spec can never change: all but images, tolerations and the deadline. A grace
+/// period that makes no sense may be made to.
 fn frozen(pod: &Value) -> Value {
     let mut spec = pod["spec"].clone();
+    let grace = spec.int("/terminationGracePeriodSeconds");
     if let Value::Object(fields) = &mut spec {
-        for free in
-            ["activeDeadlineSeconds", "tolerations", "nodeName", "terminationGracePeriodSeconds"]
-        {
+        for free in ["activeDeadlineSeconds", "tolerations"] {
             fields.remove(free);
+        }
+        if grace < 0 {
+            fields.insert("terminationGracePeriodSeconds".into(), 1.into());
         }
         for list in ["containers", "initContainers"] {
             let containers = fields.get_mut(list).and_then(Value::as_array_mut);
@@ -178,5 +255,81 @@ fn restarts(pod: &Value, now: Timestamp) -> String {
             format!("{count} ({} ago)", age_of(last, now))
         }
         _ => count.to_string(),
+    }
+}
+
+#[test]
+fn service_classes() {
+    // Requests and limits of each container: `cpu=1,memory=1Gi/cpu=1000m,memory=1Gi`.
+    let amounts = |text: &str| -> Value {
+        let pairs = text.split(',').filter_map(|pair| pair.split_once('='));
+        Value::Object(pairs.map(|(name, amount)| (name.to_owned(), json!(amount))).collect())
+    };
+    let cases = [
+        ("/", "BestEffort"),
+        ("cpu=0/", "BestEffort"),
+        ("cpu=1/", "Burstable"),
+        ("/cpu=1", "Burstable"),
+        ("/cpu=1,memory=1Gi", "Guaranteed"),
+        ("cpu=1,memory=1Gi/cpu=1000m,memory=1024Mi", "Guaranteed"),
+        ("cpu=1,memory=1Gi/cpu=2,memory=1Gi", "Burstable"),
+        ("/cpu=1,memory=1Gi /", "Burstable"),
+    ];
+    for (text, want) in cases {
+        let containers = text.split(' ').map(|container| {
+            let (requests, limits) = container.split_once('/').unwrap();
+            json!({"resources": {"requests": amounts(requests), "limits": amounts(limits)}})
+        });
+        let pod = json!({"spec": {"containers": containers.collect::<Vec<_>>()}});
+        assert_eq!(service_class(&pod), want, "{text}");
+    }
+}
+
+#[test]
+fn what_may_change() {
+    let pod = |change: Value| {
+        let mut pod = json!({"spec": {"containers": [{"name": "c", "image": "a"}],
+            "activeDeadlineSeconds": 10, "tolerations": [{"key": "a", "tolerationSeconds": 1}],
+            "terminationGracePeriodSeconds": 30}});
+        for (field, value) in change.fields("") {
+            pod["spec"][field] = value.clone();
+        }
+        pod_spec::default(&mut pod["spec"]);
+        pod
+    };
+    let others = "pod updates may not change fields other than";
+    let cases = [
+        (json!({}), json!({"containers": [{"name": "c", "image": "b"}]}), ""),
+        (json!({}), json!({"nodeName": "n"}), others),
+        (json!({}), json!({"terminationGracePeriodSeconds": 1}), others),
+        (
+            json!({"terminationGracePeriodSeconds": -1}),
+            json!({"terminationGracePeriodSeconds": 1}),
+            "",
+        ),
+        (json!({}), json!({"activeDeadlineSeconds": 5}), ""),
+        (
+            json!({}),
+            json!({"activeDeadlineSeconds": 11}),
+            "spec.activeDeadlineSeconds: Invalid value: 11: must be less than or equal to previous",
+        ),
+        (
+            json!({}),
+            json!({"activeDeadlineSeconds": null}),
+            "spec.activeDeadlineSeconds: Invalid value: null: must not update from a positive",
+        ),
+        (json!({}), json!({"tolerations": [{"key": "b"}, {"key": "a"}]}), ""),
+        (
+            json!({}),
+            json!({"tolerations": [{"key": "b"}]}),
+            "spec.tolerations: Forbidden: existing toleration can not be modified",
+        ),
+    ];
+    for (old, new, want) in cases {
+        let mut causes = Causes::default();
+        Pod.validate(&pod(new.clone()), Some(&pod(old)), &mut causes);
+        let found: Vec<_> = causes.0.iter().map(ToString::to_string).collect();
+        let found = found.join("; ");
+        assert!(found.contains(want) && found.is_empty() == want.is_empty(), "{new}: {found}");
     }
 }

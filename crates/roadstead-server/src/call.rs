@@ -55,6 +55,13 @@ impl Call<'_> {
         if self.resource.info().review {
             return self.review(method);
         }
+        match method {
+            "POST" => self.query.check_options("CreateOptions")?,
+            "PUT" => self.query.check_options("UpdateOptions")?,
+            "PATCH" => self.query.check_options("PatchOptions")?,
+            "DELETE" => self.query.check_options("DeleteOptions")?,
+            _ => {}
+        }
         match (method, self.target.name, self.target.subresource) {
             ("GET", "", _) if self.query.flag("watch") => self.watch(),
             ("GET", "", _) => self.list(),
@@ -111,7 +118,7 @@ impl Call<'_> {
             api: self.api,
             resource: self.resource,
             namespace: self.target.namespace,
-            dry_run: self.query.dry_run()?,
+            dry_run: self.query.dry_run(),
             owner: Owner::Manager(&self.manager, self.target.subresource),
         })
     }
@@ -310,7 +317,7 @@ impl Call<'_> {
         let eviction = self.typed("io.k8s.api.policy.v1.Eviction")?;
         let pod = object::value(&*read::entry(self.api, self.resource, &self.target)?);
         let Target { namespace, name, .. } = self.target;
-        let options = delete::Options::read(&eviction["deleteOptions"], self.query.dry_run()?);
+        let options = delete::Options::read(&eviction["deleteOptions"], self.query.dry_run())?;
         evict::spend(self.api, namespace, &pod, options.dry_run).await?;
         delete::delete(self.api, self.resource, namespace, name, &options).await?;
         Ok(created())
@@ -343,7 +350,7 @@ impl Call<'_> {
         if !self.query.get("propagationPolicy").is_empty() {
             options["propagationPolicy"] = self.query.get("propagationPolicy").into();
         }
-        Ok(delete::Options::read(&options, self.query.dry_run()?))
+        delete::Options::read(&options, self.query.dry_run())
     }
 
     async fn delete(&self) -> Result<Response<Body>, ApiError> {

@@ -1,6 +1,7 @@
 //! Deleting: at once, after a grace period, or when the last finalizer is gone.
 
 use jiff::{SignedDuration, Timestamp};
+use roadstead_api::invalid::Causes;
 use roadstead_api::look::Look;
 use roadstead_plan::gc;
 use roadstead_store::entry::Entry;
@@ -27,25 +28,67 @@ pub struct Options {
     pub version: Option<String>,
     /// Whether nothing is really deleted.
     pub dry_run: bool,
-    /// The finalizer by which the garbage collector learns what to do about dependents.
-    pub finalizer: Option<&'static str>,
+    /// What becomes of dependents; `None` leaves it to what was asked for before.
+    pub propagation: Option<Propagation>,
+}
+
+/// What becomes of the dependents of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Propagation {
+    /// They go after it.
+    Background,
+    /// They go before it.
+    Foreground,
+    /// They stay.
+    Orphan,
+}
+
+impl Propagation {
+    /// The finalizer by which the garbage collector learns of it.
+    fn finalizer(self) -> Option<&'static str> {
+        match self {
+            Self::Background => None,
+            Self::Foreground => Some(gc::FOREGROUND),
+            Self::Orphan => Some(gc::ORPHAN),
+        }
+    }
 }
 
 impl Options {
     /// Reads a `DeleteOptions`.
-    pub fn read(body: &Value, dry_run: bool) -> Self {
+    pub fn read(body: &Value, dry_run: bool) -> Result<Self, ApiError> {
         let text = |pointer| Some(body.text(pointer).to_owned()).filter(|text| !text.is_empty());
-        Self {
+        let mut causes = Causes::default();
+        let orphan = body.get("orphanDependents").and_then(Value::as_bool);
+        if orphan.is_some() && body.has("/propagationPolicy") {
+            let detail = "orphanDependents and deletionPropagation cannot be both set";
+            causes.invalid("propagationPolicy", &body["propagationPolicy"], detail);
+        }
+        let propagation = match (body.text("/propagationPolicy"), orphan) {
+            ("Background", _) | ("", Some(false)) => Some(Propagation::Background),
+            ("Foreground", _) => Some(Propagation::Foreground),
+            ("Orphan", _) | ("", Some(true)) => Some(Propagation::Orphan),
+            ("", None) => None,
+            (other, _) => {
+                let known = ["Foreground", "Background", "Orphan", "nil"];
+                causes.unsupported("propagationPolicy", &json!(other), &known);
+                None
+            }
+        };
+        let words = body.list("/dryRun");
+        if words.iter().any(|word| word != "All") {
+            causes.unsupported("dryRun", &json!(words), &["All"]);
+        }
+        if !causes.0.is_empty() {
+            return Err(ApiError::invalid_options("DeleteOptions", &causes.0));
+        }
+        Ok(Self {
             grace: body.get("gracePeriodSeconds").and_then(Value::as_i64),
             uid: text("/preconditions/uid"),
             version: text("/preconditions/resourceVersion"),
-            dry_run: dry_run || body.list("/dryRun").iter().any(|word| word == "All"),
-            finalizer: match body.text("/propagationPolicy") {
-                "Foreground" => Some(gc::FOREGROUND),
-                "Orphan" => Some(gc::ORPHAN),
-                _ => body.flag("/orphanDependents").then_some(gc::ORPHAN),
-            },
-        }
+            dry_run: dry_run || !words.is_empty(),
+            propagation,
+        })
     }
 }
 
@@ -76,9 +119,8 @@ pub async fn delete(
         let mut object = resource.value(&entry);
         check_preconditions(resource, &object, name, options)?;
         let grace = grace(resource, &object, options);
-        if let Some(finalizer) = options.finalizer {
-            hold(&mut object, finalizer);
-        }
+        // Whoever deletes it again may have changed their mind.
+        let told = options.propagation.is_some_and(|wanted| propagate(&mut object, wanted));
         if resource.bucket == custom::DEFINITIONS && !object.has("/metadata/deletionTimestamp") {
             hold(&mut object, cleanup::FINALIZER);
         }
@@ -99,7 +141,7 @@ pub async fn delete(
                 None => continue,
             }
         }
-        if !mark(resource, &mut object, grace) {
+        if !mark(resource, &mut object, grace) && !told {
             return Ok(Deleted::Going(Entry {
                 key,
                 value: entry.value.clone(),
@@ -116,14 +158,15 @@ pub async fn delete(
     }
 }
 
-/// Removes an object whose last finalizer an update has just removed.
+/// Removes an object whose last finalizer an update has just removed; `None` means that something
+/// changed meanwhile.
 pub async fn finish(
     api: &Api,
     resource: &Resource,
     entry: &Entry,
     transaction: Transaction,
     dry_run: bool,
-) -> Result<Written, ApiError> {
+) -> Result<Option<Written>, ApiError> {
     let object = object::value(entry);
     let transaction = allocate::release(resource, &object, transaction);
     match commit(api, transaction.delete(entry.key.clone()), dry_run).await? {
@@ -132,9 +175,9 @@ pub async fn finish(
             cleanup::after_removal(api, resource).await?;
             let value = entry.value.clone();
             let entry = Entry { key: entry.key.clone(), value, revision };
-            Ok(Written { entry, created: false, warnings: Vec::new() })
+            Ok(Some(Written { entry, created: false, warnings: Vec::new() }))
         }
-        None => Err(ApiError::modified(resource.info(), object.text("/metadata/name"))),
+        None => Ok(None),
     }
 }
 
@@ -183,6 +226,22 @@ fn grace(resource: &Resource, object: &Value, options: &Options) -> i64 {
     options.grace.unwrap_or(own).max(0)
 }
 
+/// Tells the garbage collector what becomes of dependents; false if it knew.
+fn propagate(object: &mut Value, wanted: Propagation) -> bool {
+    let before = object.list("/metadata/finalizers").to_vec();
+    let others = before.iter().filter(|own| **own != gc::FOREGROUND && **own != gc::ORPHAN);
+    let others: Vec<_> = others.cloned().collect();
+    let unchanged = wanted.finalizer().map_or(before == others, |own| before.contains(&own.into()));
+    if unchanged {
+        return false;
+    }
+    object["metadata"]["finalizers"] = others.into();
+    if let Some(finalizer) = wanted.finalizer() {
+        hold(object, finalizer);
+    }
+    true
+}
+
 /// Makes the object wait for somebody.
 fn hold(object: &mut Value, finalizer: &str) {
     let held = object["metadata"]["finalizers"].as_array().cloned().unwrap_or_default();
@@ -221,4 +280,24 @@ pub fn success(resource: &Resource, object: &Value) -> Value {
     json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success",
         "details": {"name": object["metadata"]["name"], "group": resource.info().group,
             "kind": resource.info().plural, "uid": object["metadata"]["uid"]}})
+}
+
+#[test]
+fn dependents_are_told_of() {
+    // The finalizers before, what is asked for, the finalizers after.
+    let cases = [
+        ("", Propagation::Foreground, "foregroundDeletion"),
+        ("a", Propagation::Orphan, "a orphan"),
+        ("a orphan", Propagation::Foreground, "a foregroundDeletion"),
+        ("foregroundDeletion a", Propagation::Background, "a"),
+        ("a foregroundDeletion", Propagation::Foreground, "a foregroundDeletion"),
+        ("a", Propagation::Background, "a"),
+    ];
+    for (before, wanted, after) in cases {
+        let list = |text: &str| text.split_whitespace().map(Value::from).collect::<Vec<_>>();
+        let mut object = json!({"metadata": {"finalizers": list(before)}});
+        let told = propagate(&mut object, wanted);
+        assert_eq!(object.list("/metadata/finalizers"), list(after), "{before} {wanted:?}");
+        assert_eq!(told, before != after, "{before} {wanted:?}");
+    }
 }

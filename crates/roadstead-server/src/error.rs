@@ -120,6 +120,11 @@ impl ApiError {
         error
     }
 
+    /// The parameters of a request are wrong; `kind` is what upstream calls them together.
+    pub fn invalid_options(kind: &'static str, causes: &[Cause]) -> Self {
+        Self::invalid(&Info::new("meta.k8s.io", "v1", kind, "", ""), "", causes)
+    }
+
     /// The namespace is being deleted: nothing new may be put into it.
     pub fn terminating(info: &Info, name: &str, namespace: &str) -> Self {
         let why = format!(

@@ -3,7 +3,9 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
+use roadstead_api::invalid::Causes;
 use roadstead_api::selector::{FieldCondition, Selector, parse_fields};
+use serde_json::json;
 
 use crate::error::ApiError;
 
@@ -135,13 +137,27 @@ impl Query {
     }
 
     /// Whether nothing may be written.
-    pub fn dry_run(&self) -> Result<bool, ApiError> {
+    pub fn dry_run(&self) -> bool {
+        self.get("dryRun") == "All"
+    }
+
+    /// Checks the parameters that say how to write; `kind` is what upstream calls them together.
+    pub fn check_options(&self, kind: &'static str) -> Result<(), ApiError> {
+        let mut causes = Causes::default();
         match self.get("dryRun") {
-            "" => Ok(false),
-            "All" => Ok(true),
-            other => Err(ApiError::bad_request(format!(
-                "dryRun: Unsupported value: {other:?}: supported values: \"All\""
-            ))),
+            "" | "All" => {}
+            other => causes.unsupported("dryRun", &json!([other]), &["All"]),
+        }
+        match self.get("fieldValidation") {
+            "" | "Ignore" | "Warn" | "Strict" => {}
+            other => {
+                let known = ["", "Ignore", "Strict", "Warn"];
+                causes.unsupported("fieldValidation", &json!(other), &known);
+            }
+        }
+        match causes.0.is_empty() {
+            true => Ok(()),
+            false => Err(ApiError::invalid_options(kind, &causes.0)),
         }
     }
 

@@ -237,8 +237,10 @@ pub async fn update(
         };
         if is_released(&new) {
             // What the new state would have taken is not taken: the object goes.
-            let transaction = guarded;
-            return crate::delete::finish(api, resource, &entry, transaction, dry_run).await;
+            match crate::delete::finish(api, resource, &entry, guarded, dry_run).await? {
+                Some(written) => return Ok(written),
+                None => continue,
+            }
         }
         if counts(info, &old, &new) {
             new["metadata"]["generation"] = (old.int("/metadata/generation") + 1).into();
@@ -400,6 +402,9 @@ fn validate(
 ) -> Result<(), ApiError> {
     let mut causes = Causes::default();
     metadata::validate(resource.info(), object, &mut causes);
+    if let Some(old) = old {
+        metadata::validate_update(object, old, &mut causes);
+    }
     match (part, old) {
         (Part::Status, Some(old)) => resource.kind.validate_status(object, old, &mut causes),
         _ => resource.kind.validate(object, old, &mut causes),

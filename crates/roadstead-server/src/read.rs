@@ -8,10 +8,12 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use bytes::Bytes;
 use http::Response;
 use jiff::Timestamp;
+use roadstead_api::invalid::Causes;
 use roadstead_store::entry::{Entry, Revision};
 use roadstead_store::error::StoreError;
 use roadstead_store::store::{Page, Range, Snapshot};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use crate::api::Api;
 use crate::error::ApiError;
@@ -79,6 +81,7 @@ pub fn list(
     query: &Query,
     view: View,
 ) -> Result<Response<Body>, ApiError> {
+    check_list_options(query)?;
     let filter = Filter::new(resource, target.namespace, target.name, query)?;
     let limit = usize::try_from(query.number("limit")?).unwrap_or(usize::MAX);
     let token = match query.get("continue") {
@@ -143,29 +146,73 @@ fn matching(
 
 /// The past revision that a list insists on, if it does.
 fn snapshot_revision(api: &Api, query: &Query) -> Result<Option<Revision>, ApiError> {
-    let asked = query.get("resourceVersion");
-    let matching = query.get("resourceVersionMatch");
-    if asked.is_empty() && !matching.is_empty() {
-        return Err(ApiError::unprocessable(
-            "resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden unless \
-             resourceVersion is provided",
-        ));
-    }
     let revision = Revision(query.number("resourceVersion")?);
-    match matching {
-        "Exact" => Ok(Some(revision)),
-        "" | "NotOlderThan" => {
-            let newest = api.store.revision();
-            if revision > newest {
-                return Err(ApiError::too_large_version(revision.0, newest.0));
-            }
-            Ok(None)
-        }
-        other => Err(ApiError::unprocessable(format!(
-            "resourceVersionMatch: Unsupported value: {other:?}: supported values: \"Exact\", \
-             \"NotOlderThan\""
-        ))),
+    if query.get("resourceVersionMatch") == "Exact" {
+        return Ok(Some(revision));
     }
+    let newest = api.store.revision();
+    match revision > newest {
+        true => Err(ApiError::too_large_version(revision.0, newest.0)),
+        false => Ok(None),
+    }
+}
+
+fn check(causes: &Causes) -> Result<(), ApiError> {
+    match causes.0.is_empty() {
+        true => Ok(()),
+        false => Err(ApiError::invalid_options("ListOptions", &causes.0)),
+    }
+}
+
+fn check_list_options(query: &Query) -> Result<(), ApiError> {
+    let mut causes = Causes::default();
+    let (matching, field) = (query.get("resourceVersionMatch"), "resourceVersionMatch");
+    if !matching.is_empty() {
+        if query.get("resourceVersion").is_empty() {
+            let detail = "resourceVersionMatch is forbidden unless resourceVersion is provided";
+            causes.forbidden(field, detail);
+        }
+        if !query.get("continue").is_empty() {
+            let detail = "resourceVersionMatch is forbidden when continue is provided";
+            causes.forbidden(field, detail);
+        }
+        if !["Exact", "NotOlderThan"].contains(&matching) {
+            causes.unsupported(field, &json!(matching), &["Exact", "NotOlderThan", ""]);
+        }
+        if matching == "Exact" && query.get("resourceVersion") == "0" {
+            let detail = "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"";
+            causes.forbidden(field, detail);
+        }
+    }
+    if query.has("sendInitialEvents") {
+        causes.forbidden("sendInitialEvents", "sendInitialEvents is forbidden for list");
+    }
+    check(&causes)
+}
+
+fn check_watch_options(query: &Query) -> Result<(), ApiError> {
+    let mut causes = Causes::default();
+    let (matching, field) = (query.get("resourceVersionMatch"), "resourceVersionMatch");
+    let initial = query.has("sendInitialEvents");
+    if initial && matching != "NotOlderThan" {
+        let detail = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
+        causes.forbidden(field, detail);
+    }
+    if !matching.is_empty() {
+        if !initial {
+            let detail =
+                "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided";
+            causes.forbidden(field, detail);
+        }
+        if matching != "NotOlderThan" {
+            causes.unsupported(field, &json!(matching), &["NotOlderThan"]);
+        }
+        if !query.get("continue").is_empty() {
+            let detail = "resourceVersionMatch is forbidden when continue is provided";
+            causes.forbidden(field, detail);
+        }
+    }
+    check(&causes)
 }
 
 /// A watch of the objects of a kind.
@@ -177,23 +224,20 @@ pub fn watch(
     view: View,
 ) -> Result<Watch, ApiError> {
     let filter = Filter::new(resource, target.namespace, target.name, query)?;
+    check_watch_options(query)?;
     let bookmarks = query.flag("allowWatchBookmarks");
     let streaming = query.flag("sendInitialEvents");
-    if streaming && query.get("resourceVersionMatch") != "NotOlderThan" {
-        return Err(ApiError::unprocessable(
-            "resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden for watch unless \
-             sendInitialEvents is provided",
-        ));
-    }
+    let without = query.has("sendInitialEvents") && !streaming;
     let asked = query.number("resourceVersion")?;
-    let from_now = asked == 0 || streaming;
-    let (initial, after) = if from_now {
+    let (initial, after) = if without && asked == 0 {
+        (None, api.store.revision())
+    } else if asked == 0 || streaming {
         let snapshot = api.store.list(&resource.bucket, filter.prefix(), None)?;
         if asked > snapshot.revision.0 {
             return Err(ApiError::too_large_version(asked, snapshot.revision.0));
         }
         let revision = snapshot.revision;
-        let entries = snapshot.entries;
+        let entries = snapshot.entries.into_iter();
         (Some(Initial { entries, revision, marked: streaming && bookmarks }), revision)
     } else {
         (None, Revision(asked))

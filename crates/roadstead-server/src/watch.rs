@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
+use std::vec;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use futures::stream::{self, Stream};
@@ -43,8 +44,8 @@ pub struct Watch {
 
 /// The state at the beginning of a watch.
 pub struct Initial {
-    /// All objects of the kind and namespace.
-    pub entries: Vec<Arc<Entry>>,
+    /// All objects of the kind and namespace that have not been told yet.
+    pub entries: vec::IntoIter<Arc<Entry>>,
     /// When all of them were true.
     pub revision: Revision,
     /// Whether a bookmark marks their end.
@@ -54,7 +55,7 @@ pub struct Initial {
 /// The lines of a watch, one per item; ends at the timeout or after an error.
 pub fn lines(watch: Watch) -> impl Stream<Item = Bytes> + Send {
     let now = Instant::now();
-    let mut watcher = Watcher {
+    let watcher = Watcher {
         end: now + watch.timeout,
         next_bookmark: now + BOOKMARK_EVERY,
         reached: Revision(0),
@@ -63,7 +64,6 @@ pub fn lines(watch: Watch) -> impl Stream<Item = Bytes> + Send {
         done: false,
         watch,
     };
-    watcher.begin();
     stream::unfold(watcher, |mut watcher| async {
         let line = watcher.next().await?;
         Some((line, watcher))
@@ -82,19 +82,25 @@ struct Watcher {
 }
 
 impl Watcher {
-    fn begin(&mut self) {
-        let Some(initial) = self.watch.initial.take() else { return };
-        for entry in initial.entries {
-            if self.watch.filter.matches(&entry.key.path, &entry.value) {
-                self.tell("ADDED", &entry);
-            }
+    /// Tells the next part of the initial state, or that it was all; false if it was before. Nothing
+    /// is encoded before the client has taken what came before: there may be many objects, and many
+    /// clients who read slowly.
+    fn begin(&mut self) -> bool {
+        let Some(initial) = &mut self.watch.initial else { return false };
+        let filter = &self.watch.filter;
+        let matches = |entry: &Arc<Entry>| filter.matches(&entry.key.path, &entry.value);
+        if let Some(entry) = initial.entries.find(matches) {
+            self.tell("ADDED", &entry);
+            return true;
         }
+        let Some(initial) = self.watch.initial.take() else { return false };
         self.reached = initial.revision;
         if initial.marked {
             let annotations = json!({"k8s.io/initial-events-end": "true"});
             let line = self.bookmark(Some(annotations));
             self.pending.push_back(line);
         }
+        true
     }
 
     async fn next(&mut self) -> Option<Bytes> {
@@ -104,6 +110,9 @@ impl Watcher {
             }
             if self.done {
                 return None;
+            }
+            if self.begin() {
+                continue;
             }
             let bookmark_at = if self.watch.bookmarks { self.next_bookmark } else { self.end };
             tokio::select! {

@@ -61,3 +61,59 @@ async fn a_token_that_is_none_is_refused() {
         assert_eq!((answer.code, &answer.body["reason"]), (400, &json!("BadRequest")), "{token}");
     }
 }
+
+#[tokio::test]
+async fn options_that_do_not_go_together() {
+    let server = Server::new().await;
+    let list = "ListOptions.meta.k8s.io \"\" is invalid: resourceVersionMatch: Forbidden: \
+        resourceVersionMatch is forbidden";
+    let requires = "ListOptions.meta.k8s.io \"\" is invalid: resourceVersionMatch: Forbidden: \
+        sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
+    let cases = [
+        ("resourceVersionMatch=Exact", format!("{list} unless resourceVersion is provided")),
+        (
+            "resourceVersionMatch=Odd&resourceVersion=1",
+            "ListOptions.meta.k8s.io \"\" is invalid: resourceVersionMatch: Unsupported value: \
+             \"Odd\": supported values: \"Exact\", \"NotOlderThan\", \"\""
+                .to_owned(),
+        ),
+        (
+            "sendInitialEvents=true",
+            "ListOptions.meta.k8s.io \"\" is invalid: sendInitialEvents: Forbidden: \
+             sendInitialEvents is forbidden for list"
+                .to_owned(),
+        ),
+        ("watch=1&sendInitialEvents=true", requires.to_owned()),
+        ("watch=1&sendInitialEvents=false", requires.to_owned()),
+        (
+            "watch=1&resourceVersionMatch=NotOlderThan",
+            format!("{list} for watch unless sendInitialEvents is provided"),
+        ),
+    ];
+    for (query, words) in cases {
+        let answer = server.ask(&format!("GET {MAPS}?{query}"), "").await;
+        assert_eq!((answer.code, &answer.body["message"]), (422, &json!(words)), "{query}");
+    }
+}
+
+#[tokio::test]
+async fn a_watch_may_leave_out_what_there_is() {
+    let server = Server::new().await;
+    server.ask(&format!("POST {MAPS}"), json!({"metadata": {"name": "a"}})).await;
+    let cases = [
+        ("watch=1&allowWatchBookmarks=1", "ADDED"),
+        (
+            "watch=1&allowWatchBookmarks=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan",
+            "ADDED BOOKMARK",
+        ),
+        (
+            "watch=1&allowWatchBookmarks=1&sendInitialEvents=false&resourceVersionMatch=NotOlderThan",
+            "",
+        ),
+    ];
+    for (query, want) in cases {
+        let events = server.watch(&format!("{MAPS}?{query}")).await;
+        let types: Vec<_> = events.iter().map(|(kind, _)| kind.as_str()).collect();
+        assert_eq!(types.join(" "), want, "{query}");
+    }
+}

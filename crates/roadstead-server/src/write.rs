@@ -12,7 +12,7 @@ use roadstead_api::metadata;
 use roadstead_patch::apply::managers::{Manager, keep_times};
 use roadstead_patch::apply::track;
 use roadstead_patch::apply::typing::Typing;
-use roadstead_store::entry::Entry;
+use roadstead_store::entry::{Entry, Key, Revision};
 use roadstead_store::error::StoreError;
 use roadstead_store::transaction::Transaction;
 use serde_json::{Value, json};
@@ -112,7 +112,7 @@ pub async fn create(context: &Context<'_>, mut object: Value) -> Result<Written,
         let message = "resourceVersion should not be set on objects to be created";
         return Err(ApiError::bad_request(message));
     }
-    check_namespace(api, resource, namespace, object.text("/metadata/name"))?;
+    let home = check_namespace(api, resource, namespace, object.text("/metadata/name"))?;
     admit::complete(api, resource, namespace, &mut object)?;
     let unnamed = object.text("/metadata/name").is_empty();
     let generate = unnamed.then(|| object.text("/metadata/generateName").to_owned());
@@ -135,14 +135,14 @@ pub async fn create(context: &Context<'_>, mut object: Value) -> Result<Written,
         object.as_object_mut().map(|fields| fields.remove("status"));
     }
     let Some(prefix) = generate else {
-        return insert(context, finished(context, object)).await;
+        return insert(context, finished(context, object), home).await;
     };
     for _ in 0..8 {
         let mut object = object.clone();
         if !prefix.is_empty() {
             object["metadata"]["name"] = generated(&prefix).into();
         }
-        match insert(context, finished(context, object)).await {
+        match insert(context, finished(context, object), home.clone()).await {
             Err(error) if error.reason == "AlreadyExists" => {}
             result => return result,
         }
@@ -158,7 +158,11 @@ fn finished(context: &Context<'_>, mut object: Value) -> Value {
     object
 }
 
-async fn insert(context: &Context<'_>, object: Value) -> Result<Written, ApiError> {
+async fn insert(
+    context: &Context<'_>,
+    object: Value,
+    mut home: Option<Home>,
+) -> Result<Written, ApiError> {
     let Context { api, resource, namespace, dry_run, .. } = *context;
     let info = resource.info();
     let name = object.text("/metadata/name").to_owned();
@@ -168,7 +172,10 @@ async fn insert(context: &Context<'_>, object: Value) -> Result<Written, ApiErro
             return Err(ApiError::already_exists(info, &name));
         }
         let mut object = object.clone();
-        let transaction = Transaction::new().expect(key.clone(), None);
+        let mut transaction = Transaction::new().expect(key.clone(), None);
+        if let Some(Home { key, revision }) = &home {
+            transaction = transaction.expect(key.clone(), Some(*revision));
+        }
         let allocation = Allocation { api, resource, old: None, dry_run };
         let transaction = allocation.complete(&mut object, transaction)?;
         validate(resource, Part::Main, &object, None)?;
@@ -180,6 +187,7 @@ async fn insert(context: &Context<'_>, object: Value) -> Result<Written, ApiErro
             let entry = Entry { key, value, revision };
             return Ok(Written { entry, created: true, warnings });
         }
+        home = check_namespace(api, resource, namespace, &name)?;
     }
     Err(ApiError::internal(format!("too many writers compete for {key}")))
 }
@@ -273,7 +281,7 @@ pub async fn commit(
     api: &Api,
     transaction: Transaction,
     dry_run: bool,
-) -> Result<Option<roadstead_store::entry::Revision>, ApiError> {
+) -> Result<Option<Revision>, ApiError> {
     if dry_run {
         return Ok(Some(api.store.revision()));
     }
@@ -307,29 +315,39 @@ fn place(resource: &Resource, namespace: &str, object: &mut Value) -> Result<(),
     Ok(())
 }
 
+/// The namespace of a new object, as it was when it was looked at: it must not begin to go, or be
+/// gone, before the object is in it.
+#[derive(Clone)]
+struct Home {
+    key: Key,
+    revision: Revision,
+}
+
 /// Nothing is put into a namespace that does not exist, or that is going away.
 fn check_namespace(
     api: &Api,
     resource: &Resource,
     namespace: &str,
     name: &str,
-) -> Result<(), ApiError> {
+) -> Result<Option<Home>, ApiError> {
     if !resource.info().namespaced {
-        return Ok(());
+        return Ok(None);
     }
     let registry = api.registry();
     let namespaces = registry.core("namespaces");
-    let Some(entry) = api.store.get(&namespaces.key("", namespace)) else {
+    let key = namespaces.key("", namespace);
+    let Some(entry) = api.store.get(&key) else {
         return Err(ApiError::not_found(namespaces.info(), namespace));
     };
+    let home = Some(Home { key, revision: entry.revision });
     // Few namespaces mention the word, and only those need a closer look.
     let word = b"\"Terminating\"";
     if !entry.value.windows(word.len()).any(|part| part == word) {
-        return Ok(());
+        return Ok(home);
     }
     match object::value(&entry).text("/status/phase") {
         "Terminating" => Err(ApiError::terminating(resource.info(), name, namespace)),
-        _ => Ok(()),
+        _ => Ok(home),
     }
 }
 

@@ -119,3 +119,104 @@ async fn what_is_not_enforced_is_said() {
     let created = server.ask(&format!("POST {DEFINITIONS}"), object).await;
     assert!(created.warnings[0].contains("kept but not enforced"), "{created:?}");
 }
+
+/// A kind of the Prometheus operator, as far as the seeds use it.
+fn monitoring(kind: &str, spec: Value) -> Value {
+    let plural = format!("{}s", kind.to_lowercase());
+    json!({"metadata": {"name": format!("{plural}.monitoring.coreos.com")},
+        "spec": {"group": "monitoring.coreos.com", "scope": "Namespaced",
+            "names": {"plural": plural, "kind": kind},
+            "versions": [{"name": "v1", "served": true, "storage": true, "schema":
+                {"openAPIV3Schema": {"type": "object", "required": ["spec"],
+                    "properties": {"spec": spec}}}}]}})
+}
+
+#[tokio::test]
+async fn monitors_and_rules_can_be_installed() {
+    let server = Server::new().await;
+    let text = json!({"type": "string"});
+    let map = json!({"type": "object", "additionalProperties": text});
+    let list = |items: Value| json!({"type": "array", "items": items});
+    let object = |fields: Value| json!({"type": "object", "properties": fields});
+    let monitor = object(json!({
+        "selector": object(json!({"matchLabels": map})),
+        "namespaceSelector": object(json!({"matchNames": list(text.clone())})),
+        "endpoints": list(object(json!({"port": text,
+            "interval": {"type": "string", "pattern": "^(0|(([0-9]+)(ms|s|m|h))+)$"}}))),
+    }));
+    let rule = object(json!({"alert": text, "expr": {"x-kubernetes-int-or-string": true,
+        "anyOf": [{"type": "integer"}, {"type": "string"}]}, "for": text, "labels": map,
+        "annotations": map}));
+    let mut groups = list(object(json!({"name": text, "rules": list(rule)})));
+    groups["x-kubernetes-list-type"] = "map".into();
+    groups["x-kubernetes-list-map-keys"] = json!(["name"]);
+    groups["items"]["required"] = json!(["name"]);
+    let rules = object(json!({"groups": groups}));
+    for definition in [monitoring("ServiceMonitor", monitor), monitoring("PrometheusRule", rules)] {
+        let made = server.ask(&format!("POST {DEFINITIONS}"), definition).await;
+        assert_eq!(made.code, 201, "{}", made.text);
+    }
+    server.ask("POST /api/v1/namespaces", json!({"metadata": {"name": "monitoring"}})).await;
+    let group = "/apis/monitoring.coreos.com/v1/namespaces/monitoring";
+    let monitor = "apiVersion: monitoring.coreos.com/v1
+kind: ServiceMonitor
+metadata: {name: endpoint-monitor, namespace: monitoring}
+spec:
+  selector: {matchLabels: {app: my-app}}
+  endpoints: [{port: metrics, interval: 15s}]
+  namespaceSelector: {matchNames: [default]}
+";
+    let rule = "apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata: {name: endpoint-alerts, namespace: monitoring}
+spec:
+  groups:
+  - name: endpoint.rules
+    rules:
+    - alert: EndpointDown
+      expr: kube_endpoint_address_available{endpoint=\"my-service\"} < 1
+      for: 5m
+      labels: {severity: critical}
+      annotations: {summary: \"Endpoint {{ $labels.endpoint }} has no available addresses\"}
+";
+    for (plural, yaml) in [("servicemonitors", monitor), ("prometheusrules", rule)] {
+        let request = format!("POST {group}/{plural}?fieldValidation=Strict");
+        let made = server.ask_as(&request, "application/yaml", yaml).await;
+        assert_eq!((made.code, made.warnings.len()), (201, 0), "{}", made.text);
+    }
+    let wrong = monitor.replace("15s", "often").replace("endpoint-monitor", "other");
+    let request = format!("POST {group}/servicemonitors");
+    let refused = server.ask_as(&request, "application/yaml", wrong).await;
+    assert_eq!(refused.code, 422, "{}", refused.text);
+    let resources = server.ask("GET /apis/monitoring.coreos.com/v1", "").await.text;
+    assert!(resources.contains("\"servicemonitors\"") && resources.contains("\"PrometheusRule\""));
+}
+
+#[tokio::test]
+async fn status_and_scale_are_apart() {
+    let server = Server::new().await;
+    let mut definition = definition("v1*");
+    definition["spec"]["versions"][0]["subresources"] = json!({"status": {}, "scale": {
+        "specReplicasPath": ".spec.size.count", "statusReplicasPath": ".status.count",
+        "labelSelectorPath": ".status.selector"}});
+    server.ask(&format!("POST {DEFINITIONS}"), definition).await;
+    let thing = json!({"metadata": {"name": "t"}, "spec": {"size": {"count": 1}, "color": "red"},
+        "status": {"count": 9}});
+    let made = server.ask(&format!("POST {}", things("v1")), thing).await.body;
+    assert_eq!(made["status"], Value::Null, "a new object has no status yet");
+    let path = format!("{}/t", things("v1"));
+    let change = json!({"spec": {"color": "blue"}, "status": {"count": 2, "selector": "a=b"}});
+    let status = server.ask(&format!("PATCH {path}/status"), &change).await.body;
+    assert_eq!((&status["spec"]["color"], &status["status"]["count"]), (&json!("red"), &json!(2)));
+    assert_eq!(status["metadata"]["generation"], 1);
+    let main = server.ask(&format!("PATCH {path}"), json!({"status": {"count": 7}})).await.body;
+    assert_eq!(main["status"]["count"], 2);
+    let scale = server.ask(&format!("GET {path}/scale"), "").await.body;
+    assert_eq!(scale["spec"], json!({"replicas": 1}));
+    assert_eq!(scale["status"], json!({"replicas": 2, "selector": "a=b"}));
+    let scaled = server.ask(&format!("PATCH {path}/scale"), json!({"spec": {"replicas": 4}})).await;
+    assert_eq!(scaled.body["spec"]["replicas"], 4, "{}", scaled.text);
+    let found = server.ask(&format!("GET {path}"), "").await.body;
+    assert_eq!(found["spec"], json!({"size": {"count": 4}, "color": "red"}));
+    assert_eq!(found["metadata"]["generation"], 2);
+}

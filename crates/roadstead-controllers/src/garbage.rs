@@ -1,7 +1,13 @@
 //! The garbage collector: deletes what has lost its owner.
+//!
+//! It follows every kind that the server has, and looks again which there are when a definition
+//! changes.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
 
 use futures::StreamExt;
-use futures::stream::select_all;
+use futures::stream::{BoxStream, SelectAll};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::api::{
     DeleteParams, DynamicObject, Patch, PatchParams, Preconditions, PropagationPolicy,
@@ -11,34 +17,36 @@ use kube::{Api, Client};
 use roadstead_plan::gc::{Graph, Verdict};
 use roadstead_watch::informer::{Change, Selection, trimmed};
 use roadstead_watch::queue::Queue;
-use serde_json::json;
+use serde_json::{Value, json};
+use tokio::time::{self, Instant};
+use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-use crate::kinds::{Watched, watched};
+use crate::kinds::{self, Found};
 
 type Metadata = PartialObjectMeta<DynamicObject>;
+/// What happens to all kinds that are followed, each with its number.
+type Changes = SelectAll<BoxStream<'static, (usize, Change<Metadata>)>>;
+
+/// How long after a definition has changed we look which kinds there are: they come in groups, and
+/// a server may need a moment.
+const SETTLE: Duration = Duration::from_secs(1);
+/// How soon we look again if that failed.
+const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
 /// Runs the collector.
 pub async fn run(client: Client) {
-    let kinds = watched();
-    let streams = kinds.iter().enumerate().map(|(index, kind)| {
-        let api: Api<Metadata> = Api::all_with(client.clone(), &kind.resource);
-        trimmed(api, Selection::all(), trim).map(move |change| (index, change)).boxed()
-    });
-    let mut changes = select_all(streams.collect::<Vec<_>>());
-    let mut state = State {
-        client,
-        unsynced: kinds.len(),
-        synced: vec![false; kinds.len()],
-        kinds,
-        graph: Graph::default(),
-        queue: Queue::default(),
-    };
+    let mut state = State::new(client);
+    let mut changes = SelectAll::new();
     loop {
         tokio::select! {
             biased;
-            Some((kind, change)) = changes.next() => state.observe(kind, &change),
-            () = state.queue.ready(), if state.unsynced == 0 => state.work().await,
+            Some((kind, change)) = changes.next(), if !changes.is_empty() => {
+                state.observe(kind, &change);
+            }
+            () = time::sleep_until(state.look_at.unwrap_or_else(Instant::now)),
+                if state.look_at.is_some() => state.look(&mut changes).await,
+            () = state.queue.ready(), if state.is_synced() => state.work().await,
         }
     }
 }
@@ -58,25 +66,92 @@ fn trim(object: &mut Metadata) {
     };
 }
 
+/// A kind that is followed.
+struct Followed {
+    kind: Found,
+    synced: bool,
+    stop: CancellationToken,
+}
+
 struct State {
     client: Client,
-    kinds: Vec<Watched>,
-    synced: Vec<bool>,
-    /// Nobody is judged before all kinds have been seen.
-    unsynced: usize,
+    /// By the order in which we learnt of them.
+    kinds: BTreeMap<usize, Followed>,
+    next: usize,
+    /// When to look which kinds there are.
+    look_at: Option<Instant>,
     graph: Graph<usize>,
     queue: Queue<String>,
 }
 
 impl State {
-    fn observe(&mut self, kind: usize, change: &Change<Metadata>) {
+    fn new(client: Client) -> Self {
+        Self {
+            client,
+            kinds: BTreeMap::new(),
+            next: 0,
+            look_at: Some(Instant::now()),
+            graph: Graph::default(),
+            queue: Queue::default(),
+        }
+    }
+
+    /// Nobody is judged before all kinds have been seen.
+    fn is_synced(&self) -> bool {
+        !self.kinds.is_empty() && self.kinds.values().all(|followed| followed.synced)
+    }
+
+    async fn look(&mut self, changes: &mut Changes) {
+        match kinds::with_owners(&self.client).await {
+            Ok(found) => {
+                self.look_at = None;
+                self.follow(found, changes);
+            }
+            Err(error) => {
+                warn!(%error, "cannot find out which kinds there are");
+                self.look_at = Some(Instant::now() + LOOK_AGAIN);
+            }
+        }
+    }
+
+    /// Follows these kinds and no others.
+    fn follow(&mut self, found: Vec<Found>, changes: &mut Changes) {
+        let gone = self.kinds.extract_if(.., |_, followed| !found.contains(&followed.kind));
+        let gone: Vec<_> = gone.collect();
+        for (index, followed) in gone {
+            followed.stop.cancel();
+            for uid in self.graph.found_by(|kind| *kind == index) {
+                self.graph.forget(&uid);
+            }
+        }
+        for kind in found {
+            if !self.kinds.values().any(|followed| followed.kind == kind) {
+                changes.push(self.begin(kind));
+            }
+        }
+    }
+
+    fn begin(&mut self, kind: Found) -> BoxStream<'static, (usize, Change<Metadata>)> {
+        let (index, stop) = (self.next, CancellationToken::new());
+        self.next += 1;
+        let api: Api<Metadata> = Api::all_with(self.client.clone(), &kind.resource);
+        let changes = trimmed(api, Selection::all(), trim).map(move |change| (index, change));
+        self.kinds.insert(index, Followed { kind, synced: false, stop: stop.clone() });
+        changes.take_until(stop.cancelled_owned()).boxed()
+    }
+
+    fn observe(&mut self, index: usize, change: &Change<Metadata>) {
+        // What was on its way when we stopped to follow a kind.
+        let Some(followed) = self.kinds.get_mut(&index) else { return };
+        let told = followed.synced || matches!(change, Change::Synced);
+        if followed.kind.resource.plural == "customresourcedefinitions" && told {
+            self.look_at = Some(Instant::now() + SETTLE);
+        }
         let suspects = match change {
-            Change::Set(object) => self.graph.observe(kind, object.metadata.clone()),
+            Change::Set(object) => self.graph.observe(index, object.metadata.clone()),
             Change::Gone(object) => self.graph.forget(object.metadata.uid.as_deref().unwrap_or("")),
             Change::Synced => {
-                if !std::mem::replace(&mut self.synced[kind], true) {
-                    self.unsynced -= 1;
-                }
+                followed.synced = true;
                 Vec::new()
             }
         };
@@ -106,29 +181,29 @@ impl State {
                 }
                 self.delete(uid, PropagationPolicy::Background).await
             }
-            Verdict::DeleteFirst(dependents) => {
-                for dependent in dependents {
+            Verdict::Clear { delete, release } => {
+                for dependent in delete {
                     self.delete(&dependent, PropagationPolicy::Foreground).await?;
                 }
-                Ok(())
+                self.release_all(&release, uid).await
             }
-            Verdict::Release(dependents) => {
-                for dependent in dependents {
-                    self.release(&dependent, uid).await?;
-                }
-                Ok(())
-            }
+            Verdict::Release(dependents) => self.release_all(&dependents, uid).await,
             Verdict::LetGo(finalizer) => self.let_go(uid, finalizer).await,
         }
     }
 
     /// Asks the API server itself: what we have not heard of may be on its way.
     async fn exists(&self, owner: &OwnerReference, of: &ObjectMeta) -> Result<bool, kube::Error> {
-        let kind = self.kinds.iter().find(|kind| {
-            kind.resource.kind == owner.kind && kind.resource.api_version == owner.api_version
+        let mut kinds = self.kinds.values().map(|followed| &followed.kind);
+        let kind = kinds.find(|kind| {
+            kind.resource.kind == owner.kind && kind.resource.group == group(&owner.api_version)
         });
-        // An owner of a kind that we do not look after is given the benefit of the doubt.
+        // An owner of a kind that does not exist, or in a namespace that nobody knows, is given the
+        // benefit of the doubt.
         let Some(kind) = kind else { return Ok(true) };
+        if kind.namespaced && of.namespace.is_none() {
+            return Ok(true);
+        }
         let namespace = of.namespace.as_deref().filter(|_| kind.namespaced);
         let api = self.api(&kind.resource, namespace);
         let found = api.get_metadata_opt(&owner.name).await?;
@@ -149,26 +224,52 @@ impl State {
         }
     }
 
-    async fn release(&self, uid: &str, owner: &str) -> Result<(), kube::Error> {
-        let Some((api, name)) = self.find(uid) else { return Ok(()) };
-        let patch = json!({"metadata": {"uid": uid,
-            "ownerReferences": [{"$patch": "delete", "uid": owner}]}});
-        let patched = api.patch(&name, &PatchParams::default(), &Patch::Strategic(&patch)).await;
-        patched.map(drop).or_else(|error| if crate::is_gone(&error) { Ok(()) } else { Err(error) })
+    async fn release_all(&self, dependents: &[String], owner: &str) -> Result<(), kube::Error> {
+        for dependent in dependents {
+            let without = |metadata: &ObjectMeta| {
+                let owners = metadata.owner_references.iter().flatten();
+                let owners: Vec<_> = owners.filter(|own| own.uid != owner).collect();
+                json!({"ownerReferences": owners})
+            };
+            self.change(dependent, without).await?;
+        }
+        Ok(())
     }
 
     async fn let_go(&self, uid: &str, finalizer: &str) -> Result<(), kube::Error> {
+        let without = |metadata: &ObjectMeta| {
+            let finalizers = metadata.finalizers.iter().flatten();
+            let finalizers: Vec<_> = finalizers.filter(|own| *own != finalizer).collect();
+            json!({"finalizers": finalizers})
+        };
+        self.change(uid, without).await
+    }
+
+    /// Changes the metadata of an object: a merge patch, which every kind understands, on condition
+    /// that nobody else changes it meanwhile.
+    async fn change(
+        &self,
+        uid: &str,
+        change: impl Fn(&ObjectMeta) -> Value,
+    ) -> Result<(), kube::Error> {
         let Some((api, name)) = self.find(uid) else { return Ok(()) };
-        let patch = json!({"metadata": {"uid": uid,
-            "$deleteFromPrimitiveList/finalizers": [finalizer]}});
-        let patched = api.patch(&name, &PatchParams::default(), &Patch::Strategic(&patch)).await;
-        patched.map(drop).or_else(|error| if crate::is_gone(&error) { Ok(()) } else { Err(error) })
+        let found = api.get_metadata_opt(&name).await?;
+        let found = found.filter(|found| found.metadata.uid.as_deref() == Some(uid));
+        let Some(found) = found else { return Ok(()) };
+        let mut metadata = change(&found.metadata);
+        metadata["uid"] = uid.into();
+        metadata["resourceVersion"] = json!(found.metadata.resource_version);
+        let patch = Patch::Merge(json!({"metadata": metadata}));
+        match api.patch_metadata(&name, &PatchParams::default(), &patch).await {
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+            result => result.map(drop),
+        }
     }
 
     fn find(&self, uid: &str) -> Option<(Api<DynamicObject>, String)> {
-        let (&kind, metadata) = self.graph.get(uid)?;
-        let api = self.api(&self.kinds[kind].resource, metadata.namespace.as_deref());
-        Some((api, metadata.name.clone()?))
+        let (kind, metadata) = self.graph.get(uid)?;
+        let resource = &self.kinds.get(kind)?.kind.resource;
+        Some((self.api(resource, metadata.namespace.as_deref()), metadata.name.clone()?))
     }
 
     fn api(&self, resource: &ApiResource, namespace: Option<&str>) -> Api<DynamicObject> {
@@ -177,4 +278,9 @@ impl State {
             None => Api::all_with(self.client.clone(), resource),
         }
     }
+}
+
+/// The group of an `apiVersion`: a kind is the same in all its versions.
+fn group(api_version: &str) -> &str {
+    api_version.split_once('/').map_or("", |(group, _)| group)
 }

@@ -1,36 +1,42 @@
-//! The kinds that the garbage collector and the namespace controller look after.
+//! Which kinds there are: those that the server tells of, custom ones included.
 
-use kube::core::{ApiResource, GroupVersionKind};
+use kube::Client;
+use kube::core::ApiResource;
+use kube::discovery::{ApiCapabilities, Discovery, Scope, verbs};
 
 /// A kind by its names.
-#[derive(Clone, Debug)]
-pub struct Watched {
+#[derive(Clone, Debug, PartialEq)]
+pub struct Found {
     /// How to ask for it.
     pub resource: ApiResource,
     /// Whether its objects live in namespaces.
     pub namespaced: bool,
 }
 
-/// Every kind that can own, be owned, or fill a namespace.
-pub fn watched() -> Vec<Watched> {
-    let kind = |group: &str, version: &str, kind: &str, plural: &str, namespaced| Watched {
-        resource: ApiResource::from_gvk_with_plural(
-            &GroupVersionKind::gvk(group, version, kind),
-            plural,
-        ),
-        namespaced,
+/// Every kind once, in the version that promises most, of which all these verbs are allowed.
+pub async fn discover(client: &Client, wanted: &[&str]) -> Result<Vec<Found>, kube::Error> {
+    let found = Discovery::new(client.clone()).run().await?;
+    let all = found.groups().flat_map(|group| group.resources_by_stability());
+    let fits = |capabilities: &ApiCapabilities| {
+        wanted.iter().all(|verb| capabilities.supports_operation(verb))
     };
-    vec![
-        kind("apps", "v1", "Deployment", "deployments", true),
-        kind("apps", "v1", "ReplicaSet", "replicasets", true),
-        kind("", "v1", "Service", "services", true),
-        kind("", "v1", "Endpoints", "endpoints", true),
-        kind("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices", true),
-        kind("", "v1", "Pod", "pods", true),
-        kind("", "v1", "ConfigMap", "configmaps", true),
-        kind("", "v1", "Secret", "secrets", true),
-        kind("", "v1", "ServiceAccount", "serviceaccounts", true),
-        kind("coordination.k8s.io", "v1", "Lease", "leases", true),
-        kind("", "v1", "Node", "nodes", false),
-    ]
+    let all = all.filter(|(_, capabilities)| fits(capabilities));
+    let kinds = all.map(|(resource, capabilities)| Found {
+        resource,
+        namespaced: capabilities.scope == Scope::Namespaced,
+    });
+    Ok(kinds.collect())
+}
+
+/// Every kind whose objects can own others or be owned. Events are too many, and go by themselves.
+pub async fn with_owners(client: &Client) -> Result<Vec<Found>, kube::Error> {
+    let mut kinds = discover(client, &[verbs::LIST, verbs::WATCH, verbs::DELETE]).await?;
+    kinds.retain(|kind| kind.resource.plural != "events");
+    Ok(kinds)
+}
+
+/// Every kind whose objects can be in a namespace.
+pub async fn in_namespaces(client: &Client) -> Result<Vec<ApiResource>, kube::Error> {
+    let kinds = discover(client, &[verbs::LIST, verbs::DELETE_COLLECTION]).await?;
+    Ok(kinds.into_iter().filter(|kind| kind.namespaced).map(|kind| kind.resource).collect())
 }

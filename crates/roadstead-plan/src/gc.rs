@@ -20,8 +20,13 @@ pub enum Verdict {
     Keep,
     /// Delete it, if none of these owners exists.
     DeleteUnless(Vec<OwnerReference>),
-    /// Delete these dependents first; the owner waits for them.
-    DeleteFirst(Vec<String>),
+    /// The owner waits for its dependents.
+    Clear {
+        /// These are deleted.
+        delete: Vec<String>,
+        /// These have another owner: the reference to this one is taken off.
+        release: Vec<String>,
+    },
     /// Take the owner's reference off these dependents; the owner waits for that.
     Release(Vec<String>),
     /// Nothing holds the owner any more: remove this finalizer.
@@ -51,15 +56,19 @@ impl<H> Graph<H> {
     /// Takes in the newest state of an object; returns the uids that need a verdict.
     pub fn observe(&mut self, handle: H, metadata: ObjectMeta) -> Vec<String> {
         let uid = metadata.uid.clone().unwrap_or_default();
-        self.unlink(&uid);
+        // An owner that waits for its dependents is interested in each of their changes, and most of
+        // all in the one that makes it their owner no more.
+        let mut suspects = self.unlink(&uid);
         for owner in metadata.owner_references.iter().flatten() {
             self.dependents.entry(owner.uid.clone()).or_default().insert(uid.clone());
         }
         let owned = metadata.owner_references.as_ref().is_some_and(|owners| !owners.is_empty());
         let leaving = metadata.deletion_timestamp.is_some();
-        // An owner that waits for its dependents is interested in each of their changes.
-        let owners = metadata.owner_references.iter().flatten().map(|owner| owner.uid.clone());
-        let mut suspects: Vec<_> = owners.collect();
+        for owner in metadata.owner_references.iter().flatten() {
+            if !suspects.contains(&owner.uid) {
+                suspects.push(owner.uid.clone());
+            }
+        }
         self.objects.insert(uid.clone(), Object { handle, metadata });
         if owned || leaving {
             suspects.push(uid);
@@ -122,18 +131,45 @@ impl<H> Graph<H> {
                 Verdict::Release(dependents)
             }
         } else if has(FOREGROUND) {
-            let all: Vec<_> = dependents.cloned().collect();
-            if all.is_empty() {
+            let waited_for = dependents.filter(|dependent| self.blocks(dependent, uid));
+            let waited_for: Vec<_> = waited_for.cloned().collect();
+            if waited_for.is_empty() {
                 return Verdict::LetGo(FOREGROUND);
             }
-            let staying = |uid: &String| {
-                let object = self.objects.get(uid);
-                object.is_some_and(|object| object.metadata.deletion_timestamp.is_none())
-            };
-            Verdict::DeleteFirst(all.into_iter().filter(staying).collect())
+            let staying = waited_for.into_iter().filter(|dependent| !self.is_leaving(dependent));
+            let (release, delete) = staying.partition(|dependent| self.has_home(dependent));
+            Verdict::Clear { delete, release }
         } else {
             Verdict::Keep
         }
+    }
+
+    fn owners(&self, uid: &str) -> impl Iterator<Item = &OwnerReference> {
+        let object = self.objects.get(uid).into_iter();
+        object.flat_map(|object| object.metadata.owner_references.iter().flatten())
+    }
+
+    /// Whether an owner that wants to go last waits for this dependent: for many it need not.
+    fn blocks(&self, dependent: &str, owner: &str) -> bool {
+        let mut owners = self.owners(dependent).filter(|reference| reference.uid == owner);
+        owners.any(|reference| reference.block_owner_deletion == Some(true))
+    }
+
+    fn is_leaving(&self, uid: &str) -> bool {
+        let object = self.objects.get(uid);
+        object.is_none_or(|object| object.metadata.deletion_timestamp.is_some())
+    }
+
+    /// Whether one of the owners stays.
+    fn has_home(&self, uid: &str) -> bool {
+        self.owners(uid)
+            .any(|owner| self.objects.contains_key(&owner.uid) && !self.is_leaving(&owner.uid))
+    }
+
+    /// The uids of all objects that the caller finds in this way.
+    pub fn found_by(&self, wanted: impl Fn(&H) -> bool) -> Vec<String> {
+        let found = self.objects.iter().filter(|(_, object)| wanted(&object.handle));
+        found.map(|(uid, _)| uid.clone()).collect()
     }
 }
 
@@ -142,16 +178,20 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// `pod<set<deploy` in reverse: `set owner=deploy leaving finalizer=orphan`.
+    /// `set owner=deploy!,other leaving finalizer=orphan`: deploy waits for set, other does not.
     fn metadata(text: &str) -> ObjectMeta {
         let mut words = text.split_whitespace();
         let uid = words.next().unwrap();
         let mut value = json!({"uid": uid, "name": uid});
         for word in words {
             match word.split_once('=') {
-                Some(("owner", owner)) => {
-                    value["ownerReferences"] = json!([{"apiVersion": "v1", "kind": "K",
-                        "name": owner, "uid": owner}]);
+                Some(("owner", owners)) => {
+                    let owners = owners.split(',').map(|owner| {
+                        let name = owner.trim_end_matches('!');
+                        json!({"apiVersion": "v1", "kind": "K", "name": name, "uid": name,
+                            "blockOwnerDeletion": owner.ends_with('!')})
+                    });
+                    value["ownerReferences"] = owners.collect();
                 }
                 Some(("finalizer", name)) => value["finalizers"] = json!([name]),
                 _ => value["deletionTimestamp"] = json!("2020-01-01T00:00:00Z"),
@@ -171,7 +211,11 @@ mod tests {
     #[test]
     fn verdicts() {
         let uids = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-        let cases: [(&[&str], &str, Verdict); 7] = [
+        let clear = |delete: &[&str], release: &[&str]| Verdict::Clear {
+            delete: uids(delete),
+            release: uids(release),
+        };
+        let cases: [(&[&str], &str, Verdict); 11] = [
             (&["a"], "a", Verdict::Keep),
             (&["a owner=b", "b"], "a", Verdict::Keep),
             (
@@ -181,9 +225,29 @@ mod tests {
             ),
             (&["a owner=b leaving", "b"], "a", Verdict::Keep),
             (
-                &["a owner=b", "c owner=b leaving", "b leaving finalizer=foregroundDeletion"],
+                &["a owner=b!", "c owner=b! leaving", "b leaving finalizer=foregroundDeletion"],
                 "b",
-                Verdict::DeleteFirst(uids(&["a"])),
+                clear(&["a"], &[]),
+            ),
+            (
+                &["c owner=b! leaving", "b leaving finalizer=foregroundDeletion"],
+                "b",
+                clear(&[], &[]),
+            ),
+            (
+                &["a owner=b!,d", "b leaving finalizer=foregroundDeletion", "d"],
+                "b",
+                clear(&[], &["a"]),
+            ),
+            (
+                &["a owner=b!,d", "b leaving finalizer=foregroundDeletion", "d leaving"],
+                "b",
+                clear(&["a"], &[]),
+            ),
+            (
+                &["a owner=b", "b leaving finalizer=foregroundDeletion"],
+                "b",
+                Verdict::LetGo(FOREGROUND),
             ),
             (&["b leaving finalizer=foregroundDeletion"], "b", Verdict::LetGo(FOREGROUND)),
             (&["a owner=b", "b leaving finalizer=orphan"], "b", Verdict::Release(uids(&["a"]))),
@@ -196,6 +260,9 @@ mod tests {
     #[test]
     fn losing_an_owner_makes_suspects() {
         let mut graph = graph(&["deploy", "set owner=deploy", "pod owner=set"]);
+        assert_eq!(graph.observe((), metadata("set owner=deploy")), ["deploy", "set"]);
+        assert_eq!(graph.observe((), metadata("pod")), ["set"], "it was its owner");
+        graph.observe((), metadata("pod owner=set"));
         assert_eq!(graph.forget("deploy"), ["set"]);
         assert_eq!(graph.forget("set"), ["pod", "deploy"]);
         assert!(matches!(graph.verdict("pod"), Verdict::DeleteUnless(_)));

@@ -14,6 +14,7 @@ pub mod endpointslice;
 pub mod gc;
 pub mod loadbalancer;
 pub mod mirror;
+pub mod namespace;
 pub mod node_health;
 pub mod owner;
 pub mod pod;

@@ -1,0 +1,173 @@
+//! Owners, dependents and namespaces, on a server in the same process.
+
+use std::time::Duration;
+
+use http::Request;
+use kube::Client;
+use roadstead_controllers::{garbage, namespace};
+use roadstead_server::api::{Api, Config, User};
+use roadstead_server::bootstrap;
+use roadstead_server::local::Local;
+use roadstead_server::tokens::Tokens;
+use roadstead_store::store::Store;
+use serde_json::{Value, json};
+use tokio::time;
+
+const THINGS: &str = "/apis/example.com/v1/namespaces/default/things";
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+const SETS: &str = "/apis/apps/v1/namespaces/default/statefulsets";
+
+struct Cluster(Client);
+
+impl Cluster {
+    /// A server on which both controllers run, and which has a kind of its own.
+    async fn new() -> Self {
+        let range = "10.96.0.0/16".parse().unwrap();
+        let config = Config { service_range: range, advertise: None, audit: None };
+        let api = Api::new(Store::memory(), config, Tokens::ephemeral().unwrap());
+        bootstrap::run(&api).await.unwrap();
+        let client = Client::new(Local::new(api, User::component()), "default");
+        tokio::spawn(garbage::run(client.clone()));
+        tokio::spawn(namespace::run(client.clone()));
+        let cluster = Self(client);
+        let definition = json!({"metadata": {"name": "things.example.com"}, "spec": {
+            "group": "example.com", "scope": "Namespaced",
+            "names": {"plural": "things", "kind": "Thing", "singular": "thing"},
+            "versions": [{"name": "v1", "served": true, "storage": true,
+                "schema": {"openAPIV3Schema": {"type": "object"}}}]}});
+        let definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+        cluster.ask("POST", definitions, definition).await.unwrap();
+        cluster
+    }
+
+    async fn ask(&self, method: &str, path: &str, body: Value) -> Option<Value> {
+        let media_type = match method {
+            "PATCH" => "application/merge-patch+json",
+            _ => "application/json",
+        };
+        let body = if body.is_null() { Vec::new() } else { body.to_string().into() };
+        let request = Request::builder().method(method).uri(path);
+        let request = request.header("content-type", media_type).body(body).unwrap();
+        self.0.request(request).await.ok()
+    }
+
+    async fn get(&self, path: &str) -> Option<Value> {
+        self.ask("GET", path, Value::Null).await
+    }
+
+    /// Makes an object, and returns how others refer to it.
+    async fn create(&self, path: &str, mut object: Value, owners: &[&Value]) -> Value {
+        object["metadata"]["ownerReferences"] = json!(owners);
+        let made = self.ask("POST", path, object.clone()).await;
+        let made = made.unwrap_or_else(|| panic!("{object} was refused"));
+        json!({"apiVersion": made["apiVersion"], "kind": made["kind"],
+            "name": made["metadata"]["name"], "uid": made["metadata"]["uid"],
+            "blockOwnerDeletion": true})
+    }
+
+    /// Waits until something is true of an object, or of its absence.
+    async fn wait(&self, path: &str, what: &str, holds: impl Fn(Option<&Value>) -> bool) {
+        for _ in 0..400 {
+            if holds(self.get(path).await.as_ref()) {
+                return;
+            }
+            time::sleep(Duration::from_millis(25)).await;
+        }
+        panic!("{path}: {what}: {:?}", self.get(path).await);
+    }
+
+    async fn wait_gone(&self, path: &str) {
+        self.wait(path, "it stays", |found| found.is_none()).await;
+    }
+}
+
+fn named(name: &str) -> Value {
+    json!({"metadata": {"name": name}})
+}
+
+fn set(name: &str) -> Value {
+    let labels = json!({"app": name});
+    let template = json!({"metadata": {"labels": labels},
+        "spec": {"containers": [{"name": "c", "image": "i"}]}});
+    json!({"metadata": {"name": name}, "spec": {"serviceName": name, "template": template,
+        "selector": {"matchLabels": labels}}})
+}
+
+fn owners(object: Option<&Value>) -> usize {
+    let owners = object.and_then(|object| object["metadata"]["ownerReferences"].as_array());
+    owners.map_or(0, Vec::len)
+}
+
+#[tokio::test]
+async fn dependents_of_every_kind_go_with_their_owners() {
+    let cluster = Cluster::new().await;
+    let thing = cluster.create(THINGS, named("t"), &[]).await;
+    let part = cluster.create(THINGS, named("part"), &[&thing]).await;
+    cluster.create(MAPS, named("a"), &[&part]).await;
+    cluster.ask("DELETE", &format!("{THINGS}/t"), Value::Null).await;
+    cluster.wait_gone(&format!("{THINGS}/part")).await;
+    cluster.wait_gone(&format!("{MAPS}/a")).await;
+}
+
+#[tokio::test]
+async fn orphans_stay_and_the_owner_goes() {
+    let cluster = Cluster::new().await;
+    let (thing, other) =
+        (cluster.create(THINGS, named("t"), &[]).await, cluster.create(SETS, set("s"), &[]).await);
+    for (name, owner) in [("a", &thing), ("b", &other)] {
+        cluster.create(MAPS, named(name), &[owner]).await;
+        cluster.create(THINGS, named(name), &[owner]).await;
+    }
+    for path in [format!("{THINGS}/t"), format!("{SETS}/s")] {
+        let orphan = json!({"propagationPolicy": "Orphan"});
+        cluster.ask("DELETE", &path, orphan).await.unwrap();
+        cluster.wait_gone(&path).await;
+    }
+    for path in [MAPS, THINGS] {
+        for name in ["a", "b"] {
+            let found = cluster.get(&format!("{path}/{name}")).await;
+            assert!(found.is_some() && owners(found.as_ref()) == 0, "{path}/{name}: {found:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_owner_waits_for_those_who_have_no_other() {
+    let cluster = Cluster::new().await;
+    let first = cluster.create(SETS, set("first"), &[]).await;
+    let second = cluster.create(SETS, set("second"), &[]).await;
+    cluster.create(MAPS, named("own"), &[&first]).await;
+    cluster.create(MAPS, named("shared"), &[&first, &second]).await;
+    let held = json!({"metadata": {"name": "held", "finalizers": ["example.com/wait"]}});
+    cluster.create(MAPS, held, &[&first]).await;
+    let foreground = json!({"propagationPolicy": "Foreground"});
+    cluster.ask("DELETE", &format!("{SETS}/first"), foreground).await.unwrap();
+    cluster.wait_gone(&format!("{MAPS}/own")).await;
+    let shared = |found: Option<&Value>| owners(found) == 1;
+    cluster.wait(&format!("{MAPS}/shared"), "it has two owners", shared).await;
+    assert!(cluster.get(&format!("{SETS}/first")).await.is_some(), "it waits for one that stays");
+    let free = json!({"metadata": {"finalizers": null}});
+    cluster.ask("PATCH", &format!("{MAPS}/held"), free).await;
+    cluster.wait_gone(&format!("{SETS}/first")).await;
+    assert!(cluster.get(&format!("{MAPS}/shared")).await.is_some());
+}
+
+#[tokio::test]
+async fn a_namespace_says_what_it_waits_for() {
+    let cluster = Cluster::new().await;
+    cluster.ask("POST", "/api/v1/namespaces", named("shop")).await.unwrap();
+    let held = json!({"metadata": {"name": "t", "finalizers": ["example.com/wait"]}});
+    let things = "/apis/example.com/v1/namespaces/shop/things";
+    cluster.ask("POST", things, held).await.unwrap();
+    let shop = "/api/v1/namespaces/shop";
+    cluster.ask("DELETE", shop, Value::Null).await.unwrap();
+    let told = |found: Option<&Value>| {
+        let text = found.map(ToString::to_string).unwrap_or_default();
+        text.contains("things.example.com has 1 resource instances")
+            && text.contains("finalizers remaining: example.com/wait in 1 resource instances")
+    };
+    cluster.wait(shop, "it does not say why", told).await;
+    let free = json!({"metadata": {"finalizers": null}});
+    cluster.ask("PATCH", &format!("{things}/t"), free).await.unwrap();
+    cluster.wait_gone(shop).await;
+}

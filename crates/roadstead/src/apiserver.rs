@@ -1,6 +1,6 @@
 //! `roadstead apiserver`: the API server alone.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -301,16 +301,55 @@ fn certificate_names(
         "127.0.0.1".to_owned(),
         first.to_string(),
     ];
-    if !address.ip().is_unspecified() {
-        names.push(address.ip().to_string());
+    match address.ip().is_unspecified() {
+        false => names.push(address.ip().to_string()),
+        // Whoever can reach the machine can reach the server, under any of its names.
+        true => names.extend(own_names()),
     }
     names.extend(advertise.map(|ip| ip.to_string()));
+    names.sort();
+    names.dedup();
     names
+}
+
+/// The name and the addresses of this machine, as far as the kernel tells them.
+fn own_names() -> Vec<String> {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let host = read("/proc/sys/kernel/hostname").trim().to_owned();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-.".contains(c);
+    let host = Some(host).filter(|host| !host.is_empty() && host.chars().all(plain));
+    let addresses = own_addresses(&read("/proc/net/fib_trie"), &read("/proc/net/if_inet6"));
+    host.into_iter().chain(addresses).collect()
+}
+
+/// The addresses in the kernel's tables of both families.
+fn own_addresses(routes: &str, sixth: &str) -> Vec<String> {
+    let lines: Vec<_> = routes.lines().map(str::trim).collect();
+    let local = lines.windows(2).filter(|pair| pair[1].starts_with("/32 host LOCAL"));
+    let fourth = local.filter_map(|pair| pair[0].split_whitespace().last()?.parse().ok());
+    let sixth = sixth.lines().filter_map(|line| {
+        let digits = line.split_whitespace().next()?;
+        Some(Ipv6Addr::from_bits(u128::from_str_radix(digits, 16).ok()?))
+    });
+    let sixth = sixth.filter(|address| !address.is_unicast_link_local());
+    let all = fourth.map(IpAddr::V4).chain(sixth.map(IpAddr::V6));
+    all.map(|address: IpAddr| address.to_string()).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn addresses_of_the_machine() {
+        let routes = "Main:\n  +-- 0.0.0.0/0 3 0 4\n     |-- 192.0.2.0\n        /24 link UNICAST\n     \
+            |-- 192.0.2.2\n        /32 host LOCAL\n     |-- 192.0.2.255\n        /32 link BROADCAST\n";
+        let sixth = "00000000000000000000000000000001 01 80 10 80       lo\n\
+            fe800000000000000000000000000001 02 40 20 80     eth0\n\
+            fd000000000000000000000000000002 02 40 00 80     eth0\n";
+        assert_eq!(own_addresses(routes, sixth), ["192.0.2.2", "::1", "fd00::2"]);
+        assert!(own_addresses("", "").is_empty());
+    }
 
     #[test]
     fn ranges_of_ports() {

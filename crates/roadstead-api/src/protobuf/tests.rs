@@ -114,6 +114,17 @@ fn inlined_messages_and_meaningful_zeros() {
 }
 
 #[test]
+fn zeros_that_switch_something_off() {
+    let rules = message(&[(3, number(0))]);
+    let behavior = message(&[(2, bytes(&rules))]);
+    let raw = message(&[(2, bytes(&message(&[(5, bytes(&behavior))])))]);
+    let kind = "HorizontalPodAutoscaler";
+    let object = decode(&envelope("autoscaling/v2", kind, &raw)).unwrap();
+    let want = json!({"behavior": {"scaleDown": {"stabilizationWindowSeconds": 0}}});
+    assert_eq!(object["spec"], want);
+}
+
+#[test]
 fn bytes_become_base64() {
     for (bytes, want) in
         [("", ""), ("a", "YQ=="), ("ab", "YWI="), ("abc", "YWJj"), ("abcd", "YWJjZA==")]

@@ -95,12 +95,20 @@ impl Filter {
         self.fields.iter().all(|(pointer, condition)| {
             let found = match object.pointer(pointer) {
                 Some(Value::String(text)) => text.clone(),
-                None | Some(Value::Null) if condition.value == "false" => "false".into(),
-                None | Some(Value::Null) => String::new(),
+                None | Some(Value::Null) => absent(pointer).to_owned(),
                 Some(other) => other.to_string(),
             };
             (found == condition.value) == condition.equal
         })
+    }
+}
+
+/// What a field that is not there counts as: numbers and flags are never empty.
+fn absent(pointer: &str) -> &'static str {
+    match pointer {
+        "/status/replicas" | "/status/succeeded" => "0",
+        "/spec/unschedulable" | "/spec/hostNetwork" => "false",
+        _ => "",
     }
 }
 

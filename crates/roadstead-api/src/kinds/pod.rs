@@ -214,6 +214,30 @@ fn frozen(pod: &Value) -> Value {
     spec
 }
 
+/// How far a pod is whose first containers have not all done their work.
+fn initializing(pod: &Value) -> Option<String> {
+    let all = pod.list("/spec/initContainers");
+    let lasting = |name: &str| {
+        all.iter().any(|own| own.text("/name") == name && own.text("/restartPolicy") == "Always")
+    };
+    let statuses = pod.list("/status/initContainerStatuses").iter().enumerate();
+    let done = |status: &Value| {
+        let state = &status["state"];
+        (state.has("/terminated") && state.int("/terminated/exitCode") == 0)
+            || (lasting(status.text("/name")) && status.flag("/started"))
+    };
+    let (index, status) = statuses.into_iter().find(|(_, status)| !done(status))?;
+    let state = &status["state"];
+    let (ended, waits) = (state.text("/terminated/reason"), state.text("/waiting/reason"));
+    Some(match (state.has("/terminated"), state.int("/terminated/signal")) {
+        (true, _) if !ended.is_empty() => format!("Init:{ended}"),
+        (true, 0) => format!("Init:ExitCode:{}", state.int("/terminated/exitCode")),
+        (true, signal) => format!("Init:Signal:{signal}"),
+        (false, _) if !waits.is_empty() && waits != "PodInitializing" => format!("Init:{waits}"),
+        (false, _) => format!("Init:{index}/{}", all.len()),
+    })
+}
+
 /// The one word for how a pod is: a container's trouble says more than the phase.
 fn status(pod: &Value) -> String {
     if pod.has("/metadata/deletionTimestamp") {
@@ -221,6 +245,9 @@ fn status(pod: &Value) -> String {
     }
     let reason = pod.text("/status/reason");
     let mut word = if reason.is_empty() { pod.text("/status/phase") } else { reason }.to_owned();
+    if let Some(step) = initializing(pod) {
+        return step;
+    }
     let mut running = false;
     for container in pod.list("/status/containerStatuses").iter().rev() {
         let state = &container["state"];
@@ -331,5 +358,26 @@ fn what_may_change() {
         let found: Vec<_> = causes.0.iter().map(ToString::to_string).collect();
         let found = found.join("; ");
         assert!(found.contains(want) && found.is_empty() == want.is_empty(), "{new}: {found}");
+    }
+}
+
+#[test]
+fn steps_of_the_beginning() {
+    let done = json!({"terminated": {"exitCode": 0}});
+    let cases = [
+        (vec![], None),
+        (vec![json!({})], Some("Init:0/2")),
+        (vec![done.clone(), json!({"waiting": {"reason": "PodInitializing"}})], Some("Init:1/2")),
+        (vec![json!({"waiting": {"reason": "ErrImagePull"}})], Some("Init:ErrImagePull")),
+        (vec![json!({"terminated": {"exitCode": 3}})], Some("Init:ExitCode:3")),
+        (vec![json!({"terminated": {"exitCode": 1, "reason": "Error"}})], Some("Init:Error")),
+        (vec![json!({"terminated": {"exitCode": 137, "signal": 9}})], Some("Init:Signal:9")),
+        (vec![done.clone(), done], None),
+    ];
+    for (states, want) in cases {
+        let statuses: Vec<_> = states.iter().map(|state| json!({"state": state})).collect();
+        let pod = json!({"spec": {"initContainers": [{"name": "a"}, {"name": "b"}]},
+            "status": {"phase": "Pending", "initContainerStatuses": statuses}});
+        assert_eq!(initializing(&pod).as_deref(), want, "{states:?}");
     }
 }

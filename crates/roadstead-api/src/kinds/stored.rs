@@ -45,6 +45,8 @@ pub struct Stored {
     pub(super) default: fn(&mut Value),
     /// What the server sets when an object is created.
     pub(super) create: fn(&mut Value),
+    /// Which fields a field selector may ask for, with their pointers.
+    pub(super) selectable: &'static [(&'static str, &'static str)],
     /// What an update leaves as it was.
     pub(super) update: fn(&Value, &mut Value),
     /// What must be true of it, and of a change.
@@ -78,6 +80,10 @@ impl Kind for Stored {
             deployment::validate_workload(object, old, causes);
         }
         (self.check)(object, old, causes);
+    }
+
+    fn selectable(&self) -> &'static [(&'static str, &'static str)] {
+        self.selectable
     }
 
     fn columns(&self) -> &[Column] {
@@ -123,6 +129,7 @@ pub(super) const fn shown(
         columns,
         cells,
         template: "",
+        selectable: &[],
         default: |_| {},
         create: |_| {},
         update: |_, _| {},
@@ -412,6 +419,7 @@ pub static ALL: [Stored; 23] = [
         &[Cell::Name, Cell::Text("/spec/attacher"), Cell::Text("/spec/nodeName"), Cell::Age],
     ),
     Stored {
+        selectable: &[("spec.signerName", "/spec/signerName")],
         // Who asked for what does not change once somebody may have approved it.
         update: |old, new| new["spec"] = old["spec"].clone(),
         ..shown(

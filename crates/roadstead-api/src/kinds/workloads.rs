@@ -27,34 +27,42 @@ const fn workload(
 
 /// All of them.
 pub static ALL: [Stored; 5] = [
-    workload(
-        namespaced("", "ReplicationController", "replicationcontrollers", "replicationcontroller")
+    Stored {
+        selectable: &[("status.replicas", "/status/replicas")],
+        ..workload(
+            namespaced(
+                "",
+                "ReplicationController",
+                "replicationcontrollers",
+                "replicationcontroller",
+            )
             .short(&["rc"])
             .with_status()
             .with_scale()
             .in_all(),
-        &[
-            NAME,
-            Column::int("Desired"),
-            Column::int("Current"),
-            Column::int("Ready"),
-            AGE,
-            CONTAINERS,
-            IMAGES,
-            SELECTOR,
-        ],
-        &[
-            Cell::Name,
-            Cell::Int("/spec/replicas"),
-            Cell::Int("/status/replicas"),
-            Cell::Int("/status/readyReplicas"),
-            Cell::Age,
-            CONTAINERS_CELL,
-            IMAGES_CELL,
-            Cell::Labels("/spec/selector"),
-        ],
-        default_replication_controller,
-    ),
+            &[
+                NAME,
+                Column::int("Desired"),
+                Column::int("Current"),
+                Column::int("Ready"),
+                AGE,
+                CONTAINERS,
+                IMAGES,
+                SELECTOR,
+            ],
+            &[
+                Cell::Name,
+                Cell::Int("/spec/replicas"),
+                Cell::Int("/status/replicas"),
+                Cell::Int("/status/readyReplicas"),
+                Cell::Age,
+                CONTAINERS_CELL,
+                IMAGES_CELL,
+                Cell::Labels("/spec/selector"),
+            ],
+            default_replication_controller,
+        )
+    },
     workload(
         namespaced("apps", "StatefulSet", "statefulsets", "statefulset")
             .short(&["sts"])
@@ -106,6 +114,7 @@ pub static ALL: [Stored; 5] = [
     ),
     Stored {
         create: select_own_pods,
+        selectable: &[("status.successful", "/status/succeeded")],
         ..workload(
             namespaced("batch", "Job", "jobs", "job").with_status().in_all(),
             &[

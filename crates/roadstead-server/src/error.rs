@@ -170,7 +170,7 @@ impl ApiError {
     /// The client accepts nothing that we can write.
     pub fn not_acceptable() -> Self {
         let message = "only the following media types are accepted: application/json, \
-            application/json;as=Table;v=v1;g=meta.k8s.io";
+            application/yaml, application/json;as=Table;v=v1;g=meta.k8s.io";
         Self::new(StatusCode::NOT_ACCEPTABLE, "NotAcceptable", message)
     }
 

@@ -32,7 +32,7 @@ use crate::registry::{Registry, Resource};
 use crate::request::{Path, Query, Target};
 use crate::view::View;
 use crate::{
-    audit, authorize, compress, discovery, health, impersonate, openapi, proxy, tag, tokens,
+    audit, authorize, compress, discovery, health, impersonate, openapi, proxy, tag, tokens, yaml,
 };
 
 /// By which a request is known in the audit log.
@@ -231,7 +231,11 @@ async fn answer(
     };
     let deprecated = resource.info().deprecated;
     let silent = resource.bucket == "endpoints" && !api.services.warn_about_endpoints;
-    let answer = call.answer(parts.method.as_str()).await;
+    let watches = parts.method == Method::GET && call.query.flag("watch");
+    let answer = match call.answer(parts.method.as_str()).await {
+        Ok(response) if yaml::is_wanted(accept) && !watches => Ok(yaml::answer(response).await),
+        answer => answer,
+    };
     if deprecated.is_empty() || silent {
         return answer;
     }

@@ -51,3 +51,4 @@ pub mod tokens;
 mod view;
 mod watch;
 mod write;
+mod yaml;

@@ -58,7 +58,9 @@ impl View {
                     "application/json",
                     Some("PartialObjectMetadata" | "PartialObjectMetadataList"),
                 ) => Some(Self::Metadata),
-                ("application/json" | "application/*" | "*/*", None) => Some(Self::Object),
+                ("application/json" | "application/yaml" | "application/*" | "*/*", None) => {
+                    Some(Self::Object)
+                }
                 _ => None,
             }
         });

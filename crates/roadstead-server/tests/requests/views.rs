@@ -102,3 +102,16 @@ async fn old_and_new_autoscalers_are_the_same() {
     assert_eq!(group["preferredVersion"]["version"], "v2");
     assert_eq!(group["versions"][1]["version"], "v1");
 }
+
+#[tokio::test]
+async fn objects_in_yaml() {
+    let server = Server::new().await;
+    let user = roadstead_server::api::User::component();
+    let path = "GET /api/v1/namespaces/default";
+    let answer = server.ask_by(user, &[("accept", "application/yaml")], path).await;
+    assert!(
+        answer.text.starts_with("apiVersion: v1\nkind: Namespace\nmetadata:\n  "),
+        "{}",
+        answer.text
+    );
+}

@@ -145,6 +145,10 @@ impl Kind for CustomResourceDefinition {
             }
             let field = format!("spec.versions[{index}].additionalPrinterColumns");
             PrinterColumn::read(version.list("/additionalPrinterColumns"), &field, causes);
+            if let Some(scale) = version.pointer("/subresources/scale") {
+                let field = format!("spec.versions[{index}].subresources.scale");
+                validate_scale(scale, &field, causes);
+            }
         }
         for field in ["group", "scope"] {
             if old.is_some_and(|old| old["spec"][field] != spec[field]) {
@@ -176,6 +180,31 @@ fn is_protected(group: &str) -> bool {
 fn storage(definition: &Value) -> Value {
     let mut versions = definition.list("/spec/versions").iter();
     versions.find(|version| version.flag("/storage")).map_or(Value::Null, |v| v["name"].clone())
+}
+
+/// Checks where the numbers of replicas are said to be.
+fn validate_scale(scale: &Value, field: &str, causes: &mut Causes) {
+    let below = |path: &str, root: &str| {
+        let steps = path.strip_prefix(root).and_then(|rest| rest.strip_prefix('.'));
+        let name = |step: &str| !step.is_empty() && !step.contains(['[', ']', '*', '/', '~']);
+        steps.is_some_and(|steps| steps.split('.').all(name))
+    };
+    for (name, root) in [("specReplicasPath", ".spec"), ("statusReplicasPath", ".status")] {
+        match scale[name].as_str().unwrap_or("") {
+            "" => causes.required(format!("{field}.{name}"), ""),
+            path if !below(path, root) => causes.invalid(
+                format!("{field}.{name}"),
+                &json!(path),
+                format_args!("should be a json path under {root}"),
+            ),
+            _ => {}
+        }
+    }
+    let path = scale.text("/labelSelectorPath");
+    if !path.is_empty() && !below(path, ".spec") && !below(path, ".status") {
+        let detail = "should be a json path under either .spec or .status";
+        causes.invalid(format!("{field}.labelSelectorPath"), &json!(path), detail);
+    }
 }
 
 fn validate_versions(object: &Value, causes: &mut Causes) {
@@ -309,5 +338,42 @@ fn groups_that_belong_to_others() {
         let found: Vec<_> = causes.0.iter().map(ToString::to_string).collect();
         let found = found.join("; ");
         assert!(found.starts_with(want) && found.is_empty() == want.is_empty(), "{group}: {found}");
+    }
+}
+
+#[test]
+fn where_replicas_are() {
+    let cases = [
+        (".spec.replicas", ".status.size.now", ".status.selector", ""),
+        ("", ".status.replicas", "", "scale.specReplicasPath: Required value"),
+        (
+            ".status.replicas",
+            ".status.replicas",
+            "",
+            "scale.specReplicasPath: Invalid value: \".status.replicas\": should be a json path \
+             under .spec",
+        ),
+        (
+            ".spec.a",
+            ".spec.b",
+            "",
+            "scale.statusReplicasPath: Invalid value: \".spec.b\": should be a json path under \
+             .status",
+        ),
+        (
+            ".spec.a",
+            ".status.b",
+            ".metadata.labels",
+            "scale.labelSelectorPath: Invalid value: \".metadata.labels\": should be a json path \
+             under either .spec or .status",
+        ),
+    ];
+    for (wanted, present, selector, want) in cases {
+        let scale = json!({"specReplicasPath": wanted, "statusReplicasPath": present,
+            "labelSelectorPath": selector});
+        let mut causes = Causes::default();
+        validate_scale(&scale, "scale", &mut causes);
+        let found: Vec<_> = causes.0.iter().map(ToString::to_string).collect();
+        assert_eq!(found.join("; "), want);
     }
 }

@@ -156,7 +156,8 @@ fn shorten(text: &str) -> &str {
     &text[..end.unwrap_or(0)]
 }
 
-/// A comment is quoted when it is more than one plain word, as the listing does it.
+/// A comment is quoted when it is more than one plain word, as the listing does it. Names come from
+/// others: no valid one has a line break, but one that had would end our rule and begin its own.
 struct Quoted<'a>(&'a str);
 
 impl Display for Quoted<'_> {
@@ -166,7 +167,7 @@ impl Display for Quoted<'_> {
             return f.write_str(self.0);
         }
         f.write_char('"')?;
-        for c in self.0.chars() {
+        for c in self.0.chars().filter(|c| !c.is_control()) {
             if matches!(c, '"' | '\\' | '\'') {
                 f.write_char('\\')?;
             }

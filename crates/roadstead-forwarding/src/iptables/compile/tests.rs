@@ -52,6 +52,17 @@ fn grep(program: &Program, word: &str) -> Vec<String> {
 }
 
 #[test]
+fn names_are_never_rules() {
+    let mut table = ForwardingTable::new(IpFamily::V4, &surroundings(&[]));
+    let plain = compile(&table).to_string().lines().count();
+    let name = "ns/web\n-A INPUT -j DROP\r\nCOMMIT\0\x1b[2J:http";
+    add(&mut table, name, Protocol::Tcp, port("10.96.0.1", 80, ""));
+    let text = compile(&table).to_string();
+    assert_eq!(text.lines().count(), plain + 1, "{text}");
+    assert!(text.contains("\"ns/web-A INPUT -j DROPCOMMIT[2J:http has no endpoints\""), "{text}");
+}
+
+#[test]
 fn packets_that_fit_no_connection() {
     let cases = [
         ((true, false), "-m conntrack --ctstate INVALID -j DROP"),

@@ -18,7 +18,7 @@ use roadstead_watch::status::{Page, serve};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tracing::warn;
 
 use crate::agent::{self, Config, ProxyError};
 use crate::configuration::{Configuration, DetectLocalMode};
@@ -26,7 +26,7 @@ use crate::health::{Complaint, Health, serve_checks};
 use crate::lease::Publisher;
 use crate::metrics::{Metrics, OfCode};
 use crate::plane::Mode;
-use crate::{announce, forward, sysctl};
+use crate::{announce, forward, patience, sysctl};
 
 /// What the agent needs, as a configuration says it.
 pub fn agent_config(configuration: &Configuration, node_name: &str) -> Config {
@@ -97,7 +97,12 @@ pub async fn run(
         tell_of_fallback(&client, config.mode, mode).await;
         config.mode = mode;
     }
-    config.follow_service_networks &= has_service_networks(&client).await;
+    if config.follow_service_networks {
+        tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            has = has_service_networks(&client) => config.follow_service_networks = has,
+        }
+    }
     sysctl::apply([("net/ipv4/ip_forward", "1")]);
     sysctl::apply(around.sysctls.iter().map(|(name, value)| (*name, value.as_str())));
     if let Some(least) = around.most_connections {
@@ -156,8 +161,8 @@ pub async fn run(
 /// before 1.33 do not.
 async fn has_service_networks(client: &Client) -> bool {
     let api: Api<ServiceCIDR> = Api::all(client.clone());
-    let found = api.list_metadata(&ListParams::default().limit(1)).await;
-    found.inspect_err(|error| debug!(%error, "cannot list ServiceCIDRs, going on without")).is_ok()
+    let one = ListParams::default().limit(1);
+    patience::answer("ServiceCIDRs", || api.list_metadata(&one)).await.is_some()
 }
 
 /// Tells of ports that cannot be had, on the Services that want them.

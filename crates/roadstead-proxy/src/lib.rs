@@ -23,6 +23,7 @@ pub mod metrics;
 pub mod netlink;
 mod news;
 pub mod nft;
+pub mod patience;
 pub mod plane;
 mod retry;
 pub mod sysctl;

@@ -10,6 +10,7 @@ use kube::{Api, Client};
 use roadstead_proxy::agent::Config;
 use roadstead_proxy::configuration::Configuration;
 use roadstead_proxy::drop_in::{self, Around, agent_config};
+use roadstead_proxy::patience;
 use roadstead_proxy::plane::Mode;
 use roadstead_watch::events::{self, About, Happening, Severity};
 use serde_json::Value;
@@ -68,9 +69,13 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         Some(path) => world::client(&path).await?,
         None => usual_client().await?,
     };
+    let stop = crate::cli::interrupted();
     let (mut configuration, notes, source) = match file {
         Some((configuration, notes)) => (configuration, notes, None),
-        None => from_cluster(&client, flags).await,
+        None => tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            found = from_cluster(&client, flags) => found,
+        },
     };
     if let Some(mode) = args.proxy_mode {
         configuration.mode = mode;
@@ -95,7 +100,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     };
     let config =
         Config { ipvs_fallback: args.ipvs_fallback, ..agent_config(&configuration, &node_name) };
-    drop_in::run(client, config, around, crate::cli::interrupted()).await?;
+    drop_in::run(client, config, around, stop).await?;
     Ok(())
 }
 
@@ -113,17 +118,19 @@ fn from_file(path: &Path, flags: &Value) -> anyhow::Result<(Configuration, Vec<S
         .map_err(|error| anyhow::anyhow!("{} is not a configuration: {error}", path.display()))
 }
 
-/// Reads the ConfigMap that kubeadm makes. Whatever is wrong with it, there are defaults. Returns
-/// with it what could not be understood, and the ConfigMap that says so.
+/// Reads the ConfigMap that kubeadm makes; waits for an API server that does not answer yet.
+/// Whatever is wrong with it, there are defaults. Returns with it what could not be understood, and
+/// the ConfigMap that says so.
 async fn from_cluster(
     client: &Client,
     flags: &Value,
 ) -> (Configuration, Vec<String>, Option<About>) {
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), "kube-system");
-    let map = api.get_opt("kube-proxy").await.unwrap_or_else(|error| {
-        warn!(%error, "cannot read the ConfigMap kube-system/kube-proxy, using defaults");
-        None
-    });
+    let what = "ConfigMap kube-system/kube-proxy";
+    let map = patience::answer(what, || api.get("kube-proxy")).await;
+    if map.is_none() {
+        info!("no {what}, using defaults");
+    }
     let text = map.as_ref().and_then(|map| map.data.as_ref()?.get("config.conf"));
     let parsed = Configuration::parse_with(text.map_or("{}", String::as_str), flags.clone());
     let (configuration, notes) = parsed.unwrap_or_else(|error| {

@@ -7,7 +7,6 @@
 mod node;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::mem;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -43,7 +42,7 @@ use crate::ipvs::IpvsOptions;
 use crate::metrics::Metrics;
 use crate::news::{Triggers, Unserved, announce};
 use crate::plane::{CommitError, Mode, Plane};
-use crate::retry::Retry;
+use crate::retry;
 use crate::sysctl;
 use crate::watched::watched;
 
@@ -174,7 +173,6 @@ pub async fn run(
     let slices = Selection::all().labels("!service.kubernetes.io/headless");
     let mut services = watched::<Service>(Api::all(client.clone()), services);
     let mut slices = watched::<EndpointSlice>(Api::all(client), slices);
-    let mut retry = Retry::default();
     let mut checks = time::interval(agent.check_period());
     checks.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
     loop {
@@ -184,14 +182,16 @@ pub async fn run(
             Some(change) = slices.next() => agent.observe_slice(&change),
             Some(change) = node.next() => agent.observe_node(&change),
             Some(change) = networks.next() => agent.observe_service_network(&change),
-            () = retry.due() => {}
+            () = retry::until(agent.next_retry()) => {}
             _ = checks.tick() => if at_leisure(|| agent.is_intact()) { continue },
         }
         agent.drain(&mut services, &mut slices);
-        if agent.synced() && !retry.too_early() {
-            let long = agent.takes_long();
-            let outcome = if long { at_leisure(|| agent.commit()) } else { agent.commit() };
-            retry.note(outcome);
+        if agent.synced() {
+            if agent.takes_long() {
+                at_leisure(|| agent.commit_due());
+            } else {
+                agent.commit_due();
+            }
         }
     }
 }
@@ -251,8 +251,6 @@ pub struct Agent {
     of_slices: u64,
     triggers: Triggers,
     unserved: Unserved,
-    /// Services whose changes are not in the kernel yet, so that nobody has been told.
-    untold: BTreeSet<ObjectKey>,
     announcements: watch::Sender<Arc<Announcements>>,
     surroundings: Surroundings,
     node_name: String,
@@ -298,7 +296,6 @@ impl Agent {
             of_slices: 0,
             triggers: Triggers::since(Timestamp::now()),
             unserved: Unserved::default(),
-            untold: BTreeSet::new(),
             announcements: config.announcements,
             surroundings,
             node_name: config.node_name,
@@ -362,38 +359,63 @@ impl Agent {
     }
 
     /// Writes all that changed since the last commit. After an error the kernel still has what it
-    /// had, and the next commit writes everything.
+    /// had, and the next commit writes everything. Families do not wait for each other: what one
+    /// took in is told and published, whatever happened to the other.
     pub fn commit(&mut self) -> Result<(), CommitError> {
-        let mut dirty = self.tracker.take_dirty();
-        // A successor knows nothing of changes before its time, and leaves all flows alone.
-        let flows = self.programmed.borrow().commits > 0;
-        // Every table takes the changes in, even if an earlier family fails to write them.
-        let take_in = |half: &mut FamilyPlane| half.take_in(&self.tracker, &dirty, flows);
+        self.commit_those(|_| true)
+    }
+
+    /// The same, but for families that are to be left alone for a while.
+    pub fn commit_due(&mut self) {
+        // What failed has been said already, and is tried again.
+        let _ = self.commit_those(FamilyPlane::is_due);
+    }
+
+    fn commit_those(&mut self, wanted: fn(&FamilyPlane) -> bool) -> Result<(), CommitError> {
+        let mut told = self.tracker.take_dirty();
+        // Every table takes the changes in, even if its family cannot write them now.
+        let take_in = |half: &mut FamilyPlane| half.take_in(&self.tracker, &told);
         let changed: Vec<_> = self.families.iter_mut().map(take_in).collect();
-        self.untold.append(&mut dirty);
-        let outcomes: Vec<_> = self
-            .families
-            .iter_mut()
-            .zip(changed)
-            .map(|(half, names)| half.commit(names, &self.metrics))
-            .collect();
-        self.settle(outcomes)?;
-        let told = mem::take(&mut self.untold);
-        self.check_health(&told);
-        announce(&self.announcements, &self.tracker, &told);
-        self.count(&told);
+        let halves = self.families.iter_mut().zip(changed).filter(|(half, _)| wanted(half));
+        let outcomes: Vec<_> =
+            halves.map(|(half, names)| half.commit(names, &self.metrics)).collect();
+        let (written, failure) = self.settle(outcomes);
+        for half in &mut self.families {
+            match written.contains(&half.table.family()) {
+                true => told.append(&mut half.untold),
+                false => half.untold.extend(told.iter().cloned()),
+            }
+        }
+        if !written.is_empty() {
+            self.tell(&told);
+        }
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// Tells everybody else what the kernel has now.
+    fn tell(&mut self, told: &BTreeSet<ObjectKey>) {
+        self.check_health(told);
+        let behind = self.families.iter().filter(|half| half.is_behind(told));
+        let behind: Vec<_> = behind.map(|half| half.table.family()).collect();
+        announce(&self.announcements, &self.tracker, told, &behind);
+        self.count(told);
         self.publish();
-        Ok(())
+    }
+
+    /// When to try again what has failed, if anything has.
+    fn next_retry(&self) -> Option<time::Instant> {
+        self.families.iter().filter_map(|half| half.retry.at()).min()
     }
 
     /// Takes in how writing went: for the health, and for flows that now lead nowhere. A family
-    /// that the kernel lacks is no failure if it has another one.
+    /// that the kernel lacks is no failure if it has another one. Returns those that were written,
+    /// and the first failure.
     fn settle(
         &mut self,
         outcomes: Vec<(IpFamily, Result<(), CommitError>)>,
-    ) -> Result<(), CommitError> {
-        let any = outcomes.iter().any(|(_, outcome)| outcome.is_ok());
-        let mut failure = None;
+    ) -> (BTreeSet<IpFamily>, Option<CommitError>) {
+        let proven = self.families.iter().any(|half| half.proven);
+        let (mut written, mut failure) = (BTreeSet::new(), None);
         for (family, outcome) in outcomes {
             let Some(at) = self.families.iter().position(|half| half.table.family() == family)
             else {
@@ -402,15 +424,18 @@ impl Agent {
             match outcome {
                 Ok(()) => {
                     self.health.note_written(family);
+                    self.families[at].note_written((self.of_services, self.of_slices));
                     self.forget(at);
+                    written.insert(family);
                 }
-                Err(error) if any && error.is_missing_feature() && !self.families[at].proven => {
+                Err(error) if proven && error.is_missing_feature() && !self.families[at].proven => {
                     let error = error.full_text();
                     warn!(?family, error, "going on without this address family");
                     self.families.remove(at);
                     self.health.leave_out(family);
                 }
                 Err(error) => {
+                    self.families[at].retry.note_failure(family, &error);
                     self.health.note_refused(family, error.full_text());
                     if self.surroundings.named_counters && error.may_be_about_counters() {
                         self.stop_counting();
@@ -419,7 +444,7 @@ impl Agent {
                 }
             }
         }
-        failure.map_or(Ok(()), Err)
+        (written, failure)
     }
 
     /// Makes the kernel forget flows of a family that lead nowhere any more.
@@ -475,7 +500,7 @@ impl Agent {
 
     /// Whether the next commit may take a while.
     pub fn takes_long(&self) -> bool {
-        self.families.iter().any(|half| half.plane.takes_long())
+        self.families.iter().any(|half| half.is_due() && half.plane.takes_long())
     }
 
     /// Whether the kernel still has what we committed; if not, the next commit heals it.
@@ -517,15 +542,24 @@ impl Agent {
         }
     }
 
+    /// The newest revisions that all families carry. One that has never carried anything, and has
+    /// nothing to carry, does not count.
+    fn carried(&self) -> (u64, u64) {
+        let counts = |half: &&FamilyPlane| half.proven || half.table.port_count() > 0;
+        let carried = self.families.iter().filter(counts).map(|half| half.carried);
+        carried.reduce(|a, b| (a.0.min(b.0), a.1.min(b.1))).unwrap_or_default()
+    }
+
     fn publish(&self) {
         let tables = || self.families.iter().map(|half| &half.table);
         let before = *self.programmed.borrow();
+        let (of_services, of_slices) = self.carried();
         let now = Programmed {
             service_ports: tables().map(ForwardingTable::port_count).sum(),
             targets: tables().map(ForwardingTable::target_count).sum(),
-            revision: self.of_services.max(self.of_slices),
-            of_services: self.of_services,
-            of_slices: self.of_slices,
+            revision: of_services.max(of_slices),
+            of_services,
+            of_slices,
             commits: before.commits + 1,
         };
         if before.commits == 0 {

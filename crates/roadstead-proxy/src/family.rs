@@ -14,6 +14,7 @@ use tracing::debug;
 
 use crate::metrics::Metrics;
 use crate::plane::{CommitError, Committed, Plane};
+use crate::retry::Retry;
 
 /// One family's table, and its kernel half.
 #[derive(Debug)]
@@ -22,6 +23,12 @@ pub(crate) struct FamilyPlane {
     pub(crate) plane: Plane,
     /// Whether a commit has ever succeeded.
     pub(crate) proven: bool,
+    /// When to try again what the kernel refused.
+    pub(crate) retry: Retry,
+    /// The newest Service and the newest slice that the kernel carries.
+    pub(crate) carried: (u64, u64),
+    /// Services whose changes this family has not written yet, so that nobody has been told.
+    pub(crate) untold: BTreeSet<ObjectKey>,
     /// Where the flows of the Services that changed since the last good commit may go until the
     /// next one.
     before: Flows,
@@ -32,23 +39,46 @@ pub(crate) struct FamilyPlane {
 impl FamilyPlane {
     /// Knows nothing yet.
     pub(crate) fn new(table: ForwardingTable, plane: Plane) -> Self {
-        let (before, unsettled) = Default::default();
-        Self { table, plane, proven: false, before, unsettled }
+        Self {
+            table,
+            plane,
+            proven: false,
+            retry: Retry::default(),
+            carried: (0, 0),
+            untold: BTreeSet::new(),
+            before: Flows::new(),
+            unsettled: BTreeSet::new(),
+        }
     }
 
-    /// Takes in the changed Services; returns what differs now. If `flows` matter, remembers
-    /// those that may go stale.
+    /// Whether it may write now.
+    pub(crate) fn is_due(&self) -> bool {
+        !self.retry.too_early()
+    }
+
+    /// Whether it has yet to write the changes of one of these Services.
+    pub(crate) fn is_behind(&self, services: &BTreeSet<ObjectKey>) -> bool {
+        !self.untold.is_disjoint(services)
+    }
+
+    /// The kernel carries the newest Service and slice.
+    pub(crate) fn note_written(&mut self, newest: (u64, u64)) {
+        self.retry.note_success(self.table.family());
+        self.carried = newest;
+    }
+
+    /// Takes in the changed Services; returns what differs now, and remembers the flows that may
+    /// go stale. A successor knows nothing of changes before its time, and leaves all flows alone.
     pub(crate) fn take_in(
         &mut self,
         tracker: &Tracker,
         dirty: &BTreeSet<ObjectKey>,
-        flows: bool,
     ) -> BTreeSet<Arc<ServicePortName>> {
         let family = self.table.family();
         let mut changed = BTreeSet::new();
         for key in dirty {
             // What the kernel has refused so far changes nothing about where its flows go.
-            if flows && self.unsettled.insert(key.clone()) {
+            if self.proven && self.unsettled.insert(key.clone()) {
                 let ports = self.table.ports_of(key);
                 ports.for_each(|(name, port)| note(&mut self.before, &name, port));
             }

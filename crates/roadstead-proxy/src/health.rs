@@ -39,7 +39,8 @@ struct State {
     waiting: BTreeMap<IpFamily, Option<Instant>>,
     /// What the kernel does not take, and why, by family.
     refused: BTreeMap<IpFamily, String>,
-    updated: Option<Timestamp>,
+    /// When each family was last written.
+    updated: BTreeMap<IpFamily, Timestamp>,
     /// The node is going away, so load balancers should leave.
     node_leaves: bool,
 }
@@ -55,7 +56,7 @@ impl Health {
         let mut state = self.state();
         state.waiting.insert(family, None);
         state.refused.remove(&family);
-        state.updated = Some(Timestamp::now());
+        state.updated.insert(family, Timestamp::now());
     }
 
     /// The kernel refused to take a family's rules.
@@ -85,14 +86,16 @@ impl Health {
         let state = self.state();
         let live = state.is_live();
         let now = Timestamp::now();
-        let stamp = |healthy: bool| match healthy {
+        let stamp = |healthy: bool, written: Option<&Timestamp>| match healthy {
             true => now.to_string(),
-            false => state.updated.map(|at| at.to_string()).unwrap_or_default(),
+            false => written.map(ToString::to_string).unwrap_or_default(),
         };
         let family = |(family, since): (&IpFamily, &Option<Instant>)| {
             let name = if *family == IpFamily::V4 { "IPv4" } else { "IPv6" };
             let healthy = is_timely(*since) && !state.is_unserved(*family);
-            let mut status = json!({"lastUpdated": stamp(healthy), "healthy": healthy});
+            let mut status = json!({
+                "lastUpdated": stamp(healthy, state.updated.get(family)), "healthy": healthy,
+            });
             if let Some(why) = state.refused.get(family) {
                 status["error"] = json!(why);
             }
@@ -101,7 +104,7 @@ impl Health {
         let families: Map<String, Value> = state.waiting.iter().map(family).collect();
         let healthy = live && !(with_node && state.node_leaves);
         let mut body = json!({
-            "lastUpdated": stamp(live),
+            "lastUpdated": stamp(live, state.updated.values().min()),
             "currentTime": now.to_string(),
             "healthy": healthy,
             "status": families,
@@ -127,7 +130,7 @@ impl State {
     /// Whether the kernel has refused all we ever wanted: then there is not even an old state to
     /// serve from, and no reason to wait and see.
     fn is_unserved(&self, family: IpFamily) -> bool {
-        self.updated.is_none() && self.refused.contains_key(&family)
+        !self.updated.contains_key(&family) && self.refused.contains_key(&family)
     }
 }
 

@@ -3,6 +3,7 @@
 use std::future;
 use std::time::Duration;
 
+use roadstead_forwarding::service::IpFamily;
 use tokio::time;
 use tracing::{info, warn};
 
@@ -21,34 +22,38 @@ pub(crate) struct Retry {
 }
 
 impl Retry {
-    /// Takes in how an attempt went.
-    pub(crate) fn note(&mut self, outcome: Result<(), CommitError>) {
-        match outcome {
-            Ok(()) if self.failures > 0 => {
-                info!(failures = self.failures, "rules written again");
-                *self = Self::default();
-            }
-            Ok(()) => {}
-            Err(error) => {
-                let delay = FIRST_RETRY.saturating_mul(1 << self.failures.min(16)).min(LAST_RETRY);
-                let error = error.full_text();
-                warn!(error, ?delay, "the kernel keeps its old rules, will retry");
-                self.at = Some(time::Instant::now() + delay);
-                self.failures += 1;
-            }
+    /// The kernel took it.
+    pub(crate) fn note_success(&mut self, family: IpFamily) {
+        if self.failures > 0 {
+            info!(?family, failures = self.failures, "rules written again");
+            *self = Self::default();
         }
     }
 
-    /// Waits until it is time; forever if nothing failed.
-    pub(crate) async fn due(&self) {
-        match self.at {
-            Some(at) => time::sleep_until(at).await,
-            None => future::pending().await,
-        }
+    /// The kernel refused it.
+    pub(crate) fn note_failure(&mut self, family: IpFamily, error: &CommitError) {
+        let delay = FIRST_RETRY.saturating_mul(1 << self.failures.min(16)).min(LAST_RETRY);
+        let error = error.full_text();
+        warn!(?family, error, ?delay, "the kernel keeps its old rules, will retry");
+        self.at = Some(time::Instant::now() + delay);
+        self.failures += 1;
+    }
+
+    /// When to try again, if something failed.
+    pub(crate) fn at(&self) -> Option<time::Instant> {
+        self.at
     }
 
     /// Changes that arrive meanwhile wait for the retry.
     pub(crate) fn too_early(&self) -> bool {
         self.at.is_some_and(|at| time::Instant::now() < at)
+    }
+}
+
+/// Waits until then; forever if there is nothing to wait for.
+pub(crate) async fn until(at: Option<time::Instant>) {
+    match at {
+        Some(at) => time::sleep_until(at).await,
+        None => future::pending().await,
     }
 }

@@ -5,7 +5,7 @@ mod lab;
 
 use std::io::Write;
 use std::net::SocketAddr;
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -242,20 +242,56 @@ fn odd_objects_harm_nobody_in_iptables() {
     laboratory(|| odd_objects(Mode::Iptables, 100));
 }
 
+/// Another program that owns our table, until its input ends: the kernel refuses us then.
+fn own_table(family: &str) -> (Child, ChildStdin) {
+    let mut owner = Command::new("nft").arg("-i").stdin(Stdio::piped()).spawn().unwrap();
+    let mut input = owner.stdin.take().unwrap();
+    writeln!(input, "add table {family} kube-proxy {{ flags owner; }}").unwrap();
+    let begin = Instant::now();
+    while !run("nft list tables").contains("kube-proxy") {
+        assert!(begin.elapsed().as_secs() < 5, "this nft knows no owners");
+    }
+    (owner, input)
+}
+
+/// What the kernel refuses in one family keeps neither the other one nor what follows from it.
+#[test]
+fn a_refused_family_does_not_hold_the_other_back() {
+    laboratory(|| {
+        make_node();
+        let pod = start_pod(2).address.to_string();
+        let (mut owner, input) = own_table("ip6");
+        let config = Config { node_name: NODE.into(), ..Config::default() };
+        let (programmed, health) = (config.programmed.subscribe(), config.health.clone());
+        let checks = config.health_checks.subscribe();
+        let mut agent = Agent::new(config).unwrap();
+        good(&mut agent, &pod);
+        agent.commit_due();
+        assert!(is_served("10.96.0.1"));
+        assert_eq!(programmed.borrow().commits, 1, "what the other family carries is published");
+        assert_eq!(health.page(true).0, 503, "the refused one shows");
+        let ports = json!([{"name": "p", "port": 80, "protocol": "TCP"}]);
+        let next = json!({"clusterIPs": ["10.96.0.2"], "ports": ports, "type": "LoadBalancer",
+            "externalTrafficPolicy": "Local", "healthCheckNodePort": 32000});
+        service(&mut agent, named("next"), next);
+        slice(&mut agent, "next", json!({"endpoints": [{"addresses": [pod]}]}));
+        agent.commit_due();
+        assert!(is_served("10.96.0.2"), "not before the other one is tried again");
+        assert_eq!(checks.borrow().len(), 1, "nobody was told");
+        drop(input);
+        owner.wait().unwrap();
+        agent.commit().unwrap();
+        assert_eq!(health.page(true).0, 200);
+    });
+}
+
 /// Another program that owns the table makes the kernel refuse ours; when it ends we go on.
 #[test]
 fn a_refused_batch_is_tried_again() {
     laboratory(|| {
         make_node();
         let pod = start_pod(2).address.to_string();
-        let mut owner = Command::new("nft").arg("-i").stdin(Stdio::piped()).spawn().unwrap();
-        let mut input = owner.stdin.take().unwrap();
-        input.write_all(b"add table ip kube-proxy { flags owner; }\n").unwrap();
-        let listed = || run("nft list tables").contains("kube-proxy");
-        let begin = Instant::now();
-        while !listed() {
-            assert!(begin.elapsed().as_secs() < 5, "this nft knows no owners");
-        }
+        let (mut owner, input) = own_table("ip");
         let mut agent = agent(Mode::Nftables);
         good(&mut agent, &pod);
         let error = agent.commit().unwrap_err();

@@ -135,7 +135,7 @@ impl CommitError {
     /// Whether the kernel or the machine lacks what the address family or data plane needs.
     pub fn is_missing_feature(&self) -> bool {
         match self {
-            CommitError::Nftables(NetlinkError::Refused { source, .. }) => is_missing(source),
+            // A refusal alone may pass, whatever it says: each part has been tried out by now.
             CommitError::Nftables(NetlinkError::Lacking { .. }) => true,
             CommitError::Nftables(_) => false,
             CommitError::Iptables(error) | CommitError::Ipvs(IpvsError::Rules(error)) => {
@@ -284,10 +284,19 @@ mod tests {
         };
         let run =
             IptablesError::Run { program: program.clone(), source: io::ErrorKind::NotFound.into() };
+        let lacking = NetlinkError::Lacking {
+            family: IpFamily::V4,
+            parts: "nft_nat".into(),
+            source: Box::new(NetlinkError::Refused {
+                kind: 0,
+                position: 1,
+                source: Errno::NOENT.into(),
+            }),
+        };
+        assert!(!refused(Errno::NOENT).is_missing_feature(), "that may pass");
         let cases = [
             ("no permission", refused(Errno::PERM), "CAP_NET_ADMIN"),
-            ("no nf_tables", refused(Errno::OPNOTSUPP), "--proxy-mode iptables"),
-            ("no such family", refused(Errno::AFNOSUPPORT), "--proxy-mode iptables"),
+            ("no nft_nat", CommitError::Nftables(lacking), "--proxy-mode iptables"),
             ("no such program", CommitError::Iptables(run), "install iptables"),
             ("no permission for iptables", said("Permission denied (you must be root)"), "root"),
             ("something else", refused(Errno::INVAL), ""),

@@ -26,6 +26,9 @@ pub struct Surroundings {
     pub node_address: Option<IpAddr>,
     /// All addresses of the node, loopback included.
     pub node_addresses: BTreeSet<IpAddr>,
+    /// The addresses that Node objects name, where it matters: no Service may take such an address
+    /// away from the machine that has it.
+    pub taken: BTreeSet<IpAddr>,
     /// The networks that ClusterIPs are taken from, if known. One that no Service has is dropped.
     pub service_networks: Vec<IpNet>,
     /// Whether pods appear as the node to everybody outside the networks of `detect_local`.
@@ -46,6 +49,7 @@ impl Default for Surroundings {
             node_ports: NodePorts::default(),
             node_address: None,
             node_addresses: BTreeSet::new(),
+            taken: BTreeSet::new(),
             service_networks: Vec::new(),
             masquerade_egress: false,
             named_counters: false,
@@ -80,6 +84,7 @@ impl Surroundings {
             node_ports,
             node_address: self.node_address.filter(same),
             node_addresses: self.node_addresses.iter().filter(|a| same(a)).copied().collect(),
+            taken: self.taken.iter().filter(|a| same(a)).copied().collect(),
             service_networks: networks(&self.service_networks),
             ..self.clone()
         }

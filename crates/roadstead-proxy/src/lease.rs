@@ -52,6 +52,11 @@ pub struct Renewal {
 }
 
 impl Renewal {
+    /// One that is good for a while from then on.
+    pub(crate) fn new(at: Instant, good_for: Duration) -> Self {
+        Self { at, good_for }
+    }
+
     /// Whether nobody else can believe us dead.
     pub fn is_valid(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.at) < self.good_for
@@ -96,7 +101,7 @@ impl Publisher {
                 match outcome {
                     Ok(()) => {
                         complained = false;
-                        self.renewed.send_replace(Some(Renewal { at, good_for: pace.good_for }));
+                        self.renewed.send_replace(Some(Renewal::new(at, pace.good_for)));
                     }
                     Err(error) if complained => debug!(%error, "revision not published"),
                     Err(error) => {

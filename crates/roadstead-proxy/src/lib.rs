@@ -23,6 +23,7 @@ pub mod metrics;
 pub mod netlink;
 mod news;
 pub mod nft;
+mod nodes;
 pub mod patience;
 pub mod plane;
 mod retry;

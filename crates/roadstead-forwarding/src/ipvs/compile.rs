@@ -102,8 +102,10 @@ impl Compiler<'_> {
     /// What else a virtual address needs than a server.
     fn address(&mut self, server: Server, port: &ServicePort, kind: FrontendKind) {
         let Server { address, protocol, port: number } = server;
-        // An address that some link of the node has already is taken in anyway.
-        if !self.surroundings.node_addresses.contains(&address) {
+        // An address that some link of the node has already is taken in anyway. On a link of ours,
+        // one that another node has would make that node unreachable from here.
+        let Surroundings { node_addresses, taken, .. } = self.surroundings;
+        if !node_addresses.contains(&address) && !taken.contains(&address) {
             self.part.addresses.push(address);
             self.add(SetName::VirtualAddresses, Entry::Address(address));
         }
@@ -180,5 +182,36 @@ fn destinations(port: &ServicePort, kind: FrontendKind) -> &[Target] {
         FrontendKind::ClusterIp => targets,
         _ if targets.is_empty() => &port.cluster,
         _ => targets,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use roadstead_api::key::ObjectKey;
+
+    use super::*;
+    use crate::service::IpFamily;
+
+    #[test]
+    fn addresses_of_nodes_stay_where_they_are() {
+        let addresses: Vec<IpAddr> =
+            ["192.168.0.7", "192.168.0.8", "192.168.0.100"].map(|a| a.parse().unwrap()).into();
+        let surroundings = Surroundings {
+            node_addresses: [addresses[0]].into(),
+            taken: addresses[..2].iter().copied().collect(),
+            ..Surroundings::default()
+        };
+        let mut table = ForwardingTable::new(IpFamily::V4, &surroundings);
+        let name = ServicePortName {
+            namespace: "ns".into(),
+            name: "web".into(),
+            port: String::new(),
+            protocol: Protocol::Tcp,
+        };
+        let port = ServicePort { port: 80, load_balancer_ips: addresses, ..ServicePort::default() };
+        table.replace(&ObjectKey::new("ns", "web"), vec![(name, port)]);
+        let program = compile(&table, Scheduler::default());
+        assert_eq!(program.addresses, ["192.168.0.100".parse().unwrap()].into());
+        assert_eq!(program.servers.len(), 3, "calls that arrive here are served all the same");
     }
 }

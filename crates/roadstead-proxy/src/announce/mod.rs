@@ -4,7 +4,8 @@
 //! Of all nodes whose proxies are alive one holds each address (`roadstead_forwarding::announce`
 //! says which). A proxy is alive while it renews its Lease; one that cannot renew its own stops
 //! answering before others take over. Nothing is kept in the kernel, so a process that dies
-//! leaves nobody behind who answers in its place.
+//! leaves nobody behind who answers in its place. An address that a Node has is that machine's own,
+//! whatever a Service says.
 
 pub mod frames;
 pub mod interfaces;
@@ -19,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Node;
 use kube::{Api, Client};
 use roadstead_api::key::ObjectKey;
 use roadstead_forwarding::announce::{Announcements, held};
@@ -32,6 +34,8 @@ use self::interfaces::{Interface, interfaces, on_link};
 use self::members::Members;
 use self::responder::{Held, respond};
 use crate::lease::{LABEL, NAMESPACE, Renewal};
+use crate::nodes::NodeAddresses;
+use crate::watched::watched;
 
 /// How often to look whether somebody has died.
 const LOOK: Duration = Duration::from_millis(500);
@@ -48,9 +52,10 @@ pub async fn run(
     let (recorder, writer) = Recorder::new(client.clone(), "kube-proxy", node.clone());
     let (answering, answered) = watch::channel(Arc::<Held>::default());
     let selection = Selection::all().labels(&format!("{LABEL}=true"));
-    let leases = Api::<Lease>::namespaced(client, NAMESPACE);
+    let leases = Api::<Lease>::namespaced(client.clone(), NAMESPACE);
     let mut leases = informer::<Lease>(leases, selection);
-    let mut speaker = Speaker { node, members: Members::default(), told: BTreeMap::new() };
+    let mut nodes = watched::<Node>(Api::all(client), Selection::all());
+    let mut speaker = Speaker { node, ..Speaker::default() };
     let decide = async {
         let mut around = look_around();
         let mut looked = Instant::now();
@@ -58,6 +63,7 @@ pub async fn run(
         loop {
             tokio::select! {
                 Some(change) = leases.next() => speaker.members.observe(&change, Instant::now()),
+                Some(change) = nodes.next() => drop(speaker.nodes.observe(&change)),
                 changed = announcements.changed() => if changed.is_err() { return },
                 _ = tick.tick() => {}
             }
@@ -84,11 +90,13 @@ fn look_around() -> Vec<Interface> {
     })
 }
 
+#[derive(Default)]
 struct Speaker {
     node: String,
     members: Members,
-    /// Which Service was last told about which address.
-    told: BTreeMap<IpAddr, ObjectKey>,
+    nodes: NodeAddresses,
+    /// Which Service was last told about which address, and whether we answer for it.
+    told: BTreeMap<IpAddr, (ObjectKey, bool)>,
 }
 
 impl Speaker {
@@ -99,6 +107,9 @@ impl Speaker {
         renewed: Option<Renewal>,
         around: &[Interface],
     ) -> (Held, Vec<Happening>) {
+        if !self.nodes.is_known() {
+            return Default::default();
+        }
         let now = Instant::now();
         let mut alive = self.members.alive(now);
         // What others think of us does not matter, only what they can know.
@@ -110,16 +121,24 @@ impl Speaker {
         let mut wanted = Held::new();
         let mut news = Vec::new();
         for (address, service) in &ours {
-            let Some(interface) = on_link(around, *address) else {
+            let (address, service) = (*address, *service);
+            let happening = if let Some(owner) = self.nodes.owner(address) {
+                refused(address, service, owner)
+            } else if let Some(interface) = on_link(around, address) {
+                wanted.insert(address, interface.into());
+                assigned(&self.node, address, service, &interface.name)
+            } else {
                 debug!(%address, %service, "the address is on none of our networks");
                 continue;
             };
-            wanted.insert(*address, interface.into());
-            if self.told.insert(*address, (*service).clone()).as_ref() != Some(*service) {
-                news.push(assigned(&self.node, *address, service, &interface.name));
+            let told = (service.clone(), wanted.contains_key(&address));
+            if self.told.insert(address, told.clone()) != Some(told) {
+                news.push(happening);
             }
         }
-        self.told.retain(|address, _| wanted.contains_key(address));
+        self.told.retain(|address, (_, answers)| {
+            if *answers { wanted.contains_key(address) } else { ours.contains_key(address) }
+        });
         (wanted, news)
     }
 }
@@ -127,17 +146,72 @@ impl Speaker {
 fn assigned(node: &str, address: IpAddr, service: &ObjectKey, interface: &str) -> Happening {
     let protocol = if address.is_ipv4() { "ARP" } else { "NDP" };
     Happening {
-        about: About {
-            api_version: "v1".into(),
-            kind: "Service".into(),
-            namespace: service.namespace.clone(),
-            name: service.name.clone(),
-            ..About::default()
-        },
+        about: about(service),
         severity: Severity::Normal,
         reason: "AddressAnnounced".into(),
         message: format!(
             "node {node} answers for {address} on its interface {interface} ({protocol})"
         ),
+    }
+}
+
+fn refused(address: IpAddr, service: &ObjectKey, owner: &str) -> Happening {
+    Happening {
+        about: about(service),
+        severity: Severity::Warning,
+        reason: "AddressNotAnnounced".into(),
+        message: format!("{address} belongs to node {owner}, so nobody else answers for it"),
+    }
+}
+
+fn about(service: &ObjectKey) -> About {
+    About {
+        api_version: "v1".into(),
+        kind: "Service".into(),
+        namespace: service.namespace.clone(),
+        name: service.name.clone(),
+        ..About::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use roadstead_forwarding::announce::Announced;
+    use roadstead_watch::informer::Change;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn addresses_of_nodes_are_left_alone() {
+        let interface = Interface {
+            index: 1,
+            name: "eth0".into(),
+            hardware: [2, 0, 0, 0, 0, 1],
+            networks: vec!["192.168.7.1/24".parse().unwrap()],
+        };
+        let addresses = ["192.168.7.2", "192.168.7.100"].map(|text| text.parse().unwrap());
+        let announced = Announced { addresses: addresses.into(), nodes: None };
+        let all: Announcements = [(ObjectKey::new("default", "web"), announced)].into();
+        let renewed = Some(Renewal::new(Instant::now(), Duration::from_secs(60)));
+        let mut speaker = Speaker { node: "n1".into(), ..Speaker::default() };
+        let mut decide = |change: Option<serde_json::Value>| {
+            let change = change.map(|node| Arc::new(serde_json::from_value(node).unwrap()));
+            let change = change.map_or(Change::Synced, Change::Set);
+            speaker.nodes.observe(&change);
+            let (held, news) = speaker.decide(&all, renewed, std::slice::from_ref(&interface));
+            let news: Vec<_> = news.into_iter().map(|news| news.reason).collect();
+            (held.into_keys().collect::<Vec<_>>(), news.join(" "))
+        };
+        let node = |address: &str| {
+            let listed = json!([{"type": "InternalIP", "address": address}]);
+            Some(json!({"metadata": {"name": "n2"}, "status": {"addresses": listed}}))
+        };
+        assert_eq!(decide(node("192.168.7.2")), (vec![], String::new()), "not all nodes are known");
+        let told = "AddressNotAnnounced AddressAnnounced".to_owned();
+        assert_eq!(decide(None), (vec![addresses[1]], told));
+        assert_eq!(decide(None), (vec![addresses[1]], String::new()), "told once");
+        let told = "AddressAnnounced".to_owned();
+        assert_eq!(decide(node("192.168.7.3")), (addresses.into(), told), "the node has moved");
     }
 }

@@ -1,0 +1,121 @@
+//! The addresses that the machines of the cluster have, as their Node objects say.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::{Node, NodeAddress};
+use kube::ResourceExt;
+use roadstead_forwarding::service::IpFamily;
+use roadstead_watch::informer::Change;
+
+/// The addresses of all nodes.
+#[derive(Debug, Default)]
+pub(crate) struct NodeAddresses {
+    by_node: BTreeMap<String, BTreeSet<IpAddr>>,
+    known: bool,
+}
+
+impl NodeAddresses {
+    /// Takes in a change of any Node; returns whether an address came or went.
+    pub(crate) fn observe(&mut self, change: &Change<Node>) -> bool {
+        match change {
+            Change::Set(node) => {
+                let addresses: BTreeSet<_> =
+                    listed(node).filter_map(|listed| listed.address.parse().ok()).collect();
+                let before = self.by_node.insert(node.name_any(), addresses.clone());
+                before.unwrap_or_default() != addresses
+            }
+            Change::Gone(node) => {
+                self.by_node.remove(&node.name_any()).is_some_and(|gone| !gone.is_empty())
+            }
+            Change::Synced => {
+                self.known = true;
+                false
+            }
+        }
+    }
+
+    /// Whether all Nodes that exist have been taken in once.
+    pub(crate) fn is_known(&self) -> bool {
+        self.known
+    }
+
+    /// The node that has an address.
+    pub(crate) fn owner(&self, address: IpAddr) -> Option<&str> {
+        let owner = self.by_node.iter().find(|(_, addresses)| addresses.contains(&address));
+        owner.map(|(name, _)| name.as_str())
+    }
+
+    /// All of them.
+    pub(crate) fn all(&self) -> BTreeSet<IpAddr> {
+        self.by_node.values().flatten().copied().collect()
+    }
+}
+
+/// The address of each family that the cluster knows a node by: an internal one, or else an
+/// external one (upstream: `GetNodeHostIPs`).
+pub(crate) fn primary_addresses(node: &Node) -> Vec<IpAddr> {
+    let of = |kind: &str, family: IpFamily| {
+        let kind = listed(node).filter(|listed| listed.type_ == kind);
+        let mut addresses = kind.filter_map(|listed| listed.address.parse::<IpAddr>().ok());
+        addresses.find(|address| IpFamily::of(*address) == family)
+    };
+    let of = |family| of("InternalIP", family).or_else(|| of("ExternalIP", family));
+    [IpFamily::V4, IpFamily::V6].into_iter().filter_map(of).collect()
+}
+
+fn listed(node: &Node) -> impl Iterator<Item = &NodeAddress> {
+    node.status.iter().flat_map(|status| status.addresses.iter().flatten())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::json;
+
+    use super::*;
+
+    /// `InternalIP=10.0.0.1 Hostname=n1`
+    fn node(name: &str, addresses: &str) -> Node {
+        let address = |word: &str| {
+            let (kind, address) = word.split_once('=').unwrap();
+            json!({"type": kind, "address": address})
+        };
+        let addresses: Vec<_> = addresses.split_whitespace().map(address).collect();
+        let node = json!({"metadata": {"name": name}, "status": {"addresses": addresses}});
+        serde_json::from_value(node).unwrap()
+    }
+
+    #[test]
+    fn what_a_node_is_known_by() {
+        let cases = [
+            ("", ""),
+            ("Hostname=n1", ""),
+            ("InternalIP=10.0.0.1 ExternalIP=192.0.2.1", "10.0.0.1"),
+            ("ExternalIP=192.0.2.1 InternalIP=10.0.0.1 InternalIP=10.0.0.2", "10.0.0.1"),
+            ("ExternalIP=192.0.2.1", "192.0.2.1"),
+            ("InternalIP=fd00::1 InternalIP=10.0.0.1", "10.0.0.1 fd00::1"),
+            ("InternalIP=10.0.0.1 ExternalIP=2001:db8::1", "10.0.0.1 2001:db8::1"),
+        ];
+        for (addresses, want) in cases {
+            let got = primary_addresses(&node("n1", addresses));
+            let got: Vec<_> = got.iter().map(ToString::to_string).collect();
+            assert_eq!(got.join(" "), want, "{addresses}");
+        }
+    }
+
+    #[test]
+    fn who_has_an_address() {
+        let mut nodes = NodeAddresses::default();
+        let address = "10.0.0.2".parse().unwrap();
+        let set = |name, addresses| Change::Set(Arc::new(node(name, addresses)));
+        assert!(nodes.observe(&set("n1", "InternalIP=10.0.0.1 Hostname=n1")));
+        assert!(nodes.observe(&set("n2", "InternalIP=10.0.0.2")));
+        assert!(!nodes.observe(&set("n2", "InternalIP=10.0.0.2")), "nothing new");
+        assert!(!nodes.is_known() && !nodes.observe(&Change::Synced) && nodes.is_known());
+        assert_eq!((nodes.owner(address), nodes.all().len()), (Some("n2"), 2));
+        assert!(nodes.observe(&Change::Gone(Arc::new(node("n2", "")))));
+        assert_eq!(nodes.owner(address), None);
+    }
+}

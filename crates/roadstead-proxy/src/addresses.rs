@@ -5,6 +5,7 @@ use std::fs;
 use std::net::{IpAddr, Ipv6Addr};
 
 use ipnet::IpNet;
+use roadstead_forwarding::service::IpFamily;
 use roadstead_forwarding::surroundings::NodePorts;
 
 use crate::ipvs::link;
@@ -40,29 +41,48 @@ fn link_number(name: &str) -> Option<u32> {
     fs::read_to_string(format!("/sys/class/net/{name}/ifindex")).ok()?.trim().parse().ok()
 }
 
-/// What `nodePortAddresses` means on a machine with these addresses. Each entry is a network or
-/// one of the words `primary`, `localhost` and `all`; what is neither is returned.
-pub fn node_ports(
-    entries: &[String],
-    own: &BTreeSet<IpAddr>,
-    primary: &[IpAddr],
-) -> (NodePorts, Vec<String>) {
-    let mut chosen = BTreeSet::new();
-    let mut odd = Vec::new();
-    for entry in entries {
-        match (entry.as_str(), entry.parse::<IpNet>()) {
-            ("primary", _) => chosen.extend(primary),
-            ("localhost", _) => chosen.extend(own.iter().filter(|a| a.is_loopback())),
-            ("all", _) => return (NodePorts::default(), odd),
-            (_, Ok(network)) if network.prefix_len() == 0 => return (NodePorts::default(), odd),
-            (_, Ok(network)) => chosen.extend(own.iter().filter(|a| network.contains(*a))),
-            (_, Err(_)) => odd.push(entry.clone()),
+/// What `nodePortAddresses` means.
+#[derive(Clone, Copy, Debug)]
+pub struct Choice<'a> {
+    /// Networks, and the words `primary`, `localhost` and `all`.
+    pub entries: &'a [String],
+    /// The addresses of the machine.
+    pub own: &'a BTreeSet<IpAddr>,
+    /// The addresses that the cluster knows it by.
+    pub primary: &'a [IpAddr],
+    /// Whether 127.0.0.1 can serve node ports; ::1 never can.
+    pub localhost: bool,
+}
+
+impl Choice<'_> {
+    /// Where node ports of a family are served. A family that no entry speaks of serves them
+    /// everywhere, as upstream's. Returns with it what is odd about the entries.
+    pub fn of(&self, family: IpFamily) -> (NodePorts, Vec<String>) {
+        let every = NodePorts::Every { loopback: self.localhost };
+        let (mut chosen, mut notes, mut spoken) = (BTreeSet::new(), Vec::new(), false);
+        for entry in self.entries {
+            let network = entry.parse::<IpNet>();
+            match (entry.as_str(), &network) {
+                ("primary", _) => chosen.extend(self.primary),
+                ("localhost", _) => chosen.extend(self.own.iter().filter(|a| a.is_loopback())),
+                ("all", _) => return (every, notes),
+                (_, Ok(net)) if IpFamily::of(net.network()) != family => continue,
+                (_, Ok(net)) if net.prefix_len() == 0 => return (every, notes),
+                (_, Ok(net)) => chosen.extend(self.own.iter().filter(|a| net.contains(*a))),
+                (_, Err(_)) => notes.push(format!("{entry} is neither a network nor a keyword")),
+            }
+            spoken = true;
         }
+        if !spoken {
+            return (every, notes);
+        }
+        chosen.retain(|address| IpFamily::of(*address) == family);
+        let is_usable = |a: &IpAddr| !a.is_loopback() || (a.is_ipv4() && self.localhost);
+        for address in chosen.extract_if(.., |address| !is_usable(address)) {
+            notes.push(format!("node ports cannot be served on {address}"));
+        }
+        (NodePorts::On(chosen), notes)
     }
-    if chosen.is_empty() && entries.is_empty() {
-        return (NodePorts::default(), odd);
-    }
-    (NodePorts::On(chosen), odd)
 }
 
 /// Whoever serves node ports on all addresses serves them on the loopback addresses only if told
@@ -80,29 +100,44 @@ mod tests {
 
     #[test]
     fn node_port_addresses() {
-        let own: BTreeSet<IpAddr> =
-            ["127.0.0.1", "192.168.1.7", "10.0.0.7"].map(|text| text.parse().unwrap()).into();
+        let own = ["127.0.0.1", "192.168.1.7", "10.0.0.7", "::1", "fd00::7", "2001:db8::7"];
+        let own: BTreeSet<IpAddr> = own.map(|text| text.parse().unwrap()).into();
         let primary = ["192.168.1.7".parse().unwrap()];
+        let (every, none) = ("every", "");
         let cases = [
-            ("", "every"),
-            ("all", "every"),
-            ("0.0.0.0/0", "every"),
-            ("primary", "192.168.1.7"),
-            ("localhost", "127.0.0.1"),
-            ("10.0.0.0/8", "10.0.0.7"),
-            ("10.0.0.0/8 primary", "10.0.0.7 192.168.1.7"),
-            ("172.16.0.0/12", ""),
-            ("nonsense primary", "192.168.1.7"),
+            ("", every, every, 0),
+            ("all", every, every, 0),
+            ("0.0.0.0/0", every, every, 0),
+            ("0.0.0.0/0 fd00::/8", every, "fd00::7", 0),
+            ("10.0.0.0/8 ::/0", "10.0.0.7", every, 0),
+            ("primary", "192.168.1.7", none, 0),
+            ("localhost", "127.0.0.1", none, 1),
+            ("10.0.0.0/8", "10.0.0.7", every, 0),
+            ("10.0.0.0/8 primary", "10.0.0.7 192.168.1.7", none, 0),
+            ("172.16.0.0/12 fc00::/8", none, none, 0),
+            ("nonsense primary", "192.168.1.7", none, 2),
         ];
-        for (entries, want) in cases {
-            let entries: Vec<_> = entries.split_whitespace().map(str::to_owned).collect();
-            let got = match node_ports(&entries, &own, &primary).0 {
-                NodePorts::Every { .. } => "every".to_owned(),
-                NodePorts::On(addresses) => {
-                    addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
-                }
-            };
-            assert_eq!(got, want, "{entries:?}");
+        for (text, v4, v6, count) in cases {
+            let entries: Vec<_> = text.split_whitespace().map(str::to_owned).collect();
+            let choice =
+                Choice { entries: &entries, own: &own, primary: &primary, localhost: true };
+            let (mut got, mut notes) = (Vec::new(), Vec::new());
+            for family in [IpFamily::V4, IpFamily::V6] {
+                let (node_ports, mut odd) = choice.of(family);
+                notes.append(&mut odd);
+                got.push(match node_ports {
+                    NodePorts::Every { .. } => "every".to_owned(),
+                    NodePorts::On(addresses) => {
+                        addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+                    }
+                });
+            }
+            assert_eq!((&*got[0], &*got[1], notes.len()), (v4, v6, count), "{text}: {notes:?}");
+            let (node_ports, notes) = Choice { localhost: false, ..choice }.of(IpFamily::V4);
+            if text == "localhost" {
+                assert_eq!(node_ports, NodePorts::On(BTreeSet::new()));
+                assert_eq!(notes, ["node ports cannot be served on 127.0.0.1"]);
+            }
         }
     }
 }

@@ -7,6 +7,7 @@
 mod node;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ use roadstead_api::key::ObjectKey;
 use roadstead_forwarding::announce::Announcements;
 use roadstead_forwarding::select::NodeView;
 use roadstead_forwarding::service::IpFamily;
-use roadstead_forwarding::surroundings::Surroundings;
+use roadstead_forwarding::surroundings::{NodePorts, Surroundings};
 use roadstead_forwarding::table::ForwardingTable;
 use roadstead_forwarding::tracker::Tracker;
 use roadstead_watch::informer::{Change, Selection, informer, key_of};
@@ -41,6 +42,7 @@ use crate::health::{Health, HealthChecks};
 use crate::ipvs::IpvsOptions;
 use crate::metrics::Metrics;
 use crate::news::{Triggers, Unserved, announce};
+use crate::nodes::NodeAddresses;
 use crate::plane::{CommitError, Mode, Plane};
 use crate::retry;
 use crate::sysctl;
@@ -163,6 +165,11 @@ pub async fn run(
         true => informer::<Node>(Api::all(client.clone()), Selection::all().fields(&name)),
         false => futures::stream::pending().boxed(),
     };
+    let follow_nodes = config.follow_node && config.mode == Mode::Ipvs;
+    let mut nodes = match follow_nodes {
+        true => watched::<Node>(Api::all(client.clone()), Selection::all()),
+        false => futures::stream::pending().boxed(),
+    };
     let mut networks = match config.follow_service_networks {
         true => informer::<ServiceCIDR>(Api::all(client.clone()), Selection::all()),
         false => futures::stream::pending().boxed(),
@@ -181,6 +188,7 @@ pub async fn run(
             Some(change) = services.next() => agent.observe_service(&change),
             Some(change) = slices.next() => agent.observe_slice(&change),
             Some(change) = node.next() => agent.observe_node(&change),
+            Some(change) = nodes.next() => agent.observe_any_node(&change),
             Some(change) = networks.next() => agent.observe_service_network(&change),
             () = retry::until(agent.next_retry()) => {}
             _ = checks.tick() => if at_leisure(|| agent.is_intact()) { continue },
@@ -244,6 +252,7 @@ pub struct Agent {
     services_synced: bool,
     slices_synced: bool,
     node_synced: bool,
+    node_seen: bool,
     networks_synced: bool,
     /// The networks of each ServiceCIDR.
     service_networks: BTreeMap<String, Vec<IpNet>>,
@@ -253,6 +262,15 @@ pub struct Agent {
     unserved: Unserved,
     announcements: watch::Sender<Arc<Announcements>>,
     surroundings: Surroundings,
+    /// The addresses that the cluster knows us by.
+    primary: Vec<IpAddr>,
+    /// The addresses of all nodes, where they matter.
+    nodes: NodeAddresses,
+    follows_nodes: bool,
+    /// Where node ports are served, by family, if the operator says so.
+    node_ports: BTreeMap<IpFamily, NodePorts>,
+    /// What was last said about the addresses that node ports are served on.
+    odd_addresses: BTreeSet<String>,
     node_name: String,
     node_port_addresses: Vec<String>,
     localhost: bool,
@@ -281,7 +299,7 @@ impl Agent {
                 .map_err(|source| ProxyError::Open { mode, source })?;
             Ok(FamilyPlane::new(table, plane))
         };
-        Ok(Self {
+        let agent = Self {
             mode,
             ipvs: config.ipvs,
             families: config.families.iter().map(family).collect::<Result<_, _>>()?,
@@ -290,6 +308,7 @@ impl Agent {
             services_synced: false,
             slices_synced: false,
             node_synced: !config.follow_node,
+            node_seen: false,
             networks_synced: !config.follow_service_networks,
             service_networks: BTreeMap::new(),
             of_services: 0,
@@ -298,6 +317,11 @@ impl Agent {
             unserved: Unserved::default(),
             announcements: config.announcements,
             surroundings,
+            primary: Vec::new(),
+            nodes: NodeAddresses::default(),
+            follows_nodes: config.follow_node && mode == Mode::Ipvs,
+            node_ports: BTreeMap::new(),
+            odd_addresses: BTreeSet::new(),
             node_name: config.node_name,
             node_port_addresses: config.node_port_addresses,
             localhost,
@@ -306,7 +330,9 @@ impl Agent {
             metrics: config.metrics,
             health: config.health,
             health_checks: config.health_checks,
-        })
+        };
+        agent.place_checks();
+        Ok(agent)
     }
 
     /// The mode that is really used.
@@ -355,7 +381,12 @@ impl Agent {
 
     /// Whether everything that exists has been taken in once.
     pub fn synced(&self) -> bool {
-        self.services_synced && self.slices_synced && self.node_synced && self.networks_synced
+        let nodes_synced = self.nodes.is_known() || !self.follows_nodes;
+        self.services_synced
+            && self.slices_synced
+            && self.node_synced
+            && nodes_synced
+            && self.networks_synced
     }
 
     /// Writes all that changed since the last commit. After an error the kernel still has what it
@@ -433,6 +464,7 @@ impl Agent {
                     warn!(?family, error, "going on without this address family");
                     self.families.remove(at);
                     self.health.leave_out(family);
+                    self.place_checks();
                 }
                 Err(error) => {
                     self.families[at].retry.note_failure(family, &error);
@@ -475,14 +507,15 @@ impl Agent {
     fn check_health(&self, dirty: &BTreeSet<ObjectKey>) {
         let now = |key| self.tracker.health_check(key);
         self.health_checks.send_if_modified(|checks| {
-            if dirty.iter().all(|key| checks.get(key).copied() == now(key)) {
+            let known = &checks.by_service;
+            if dirty.iter().all(|key| known.get(key).copied() == now(key)) {
                 return false;
             }
-            let checks = Arc::make_mut(checks);
+            let known = &mut Arc::make_mut(checks).by_service;
             for key in dirty {
                 match now(key) {
-                    Some(check) => drop(checks.insert(key.clone(), check)),
-                    None => drop(checks.remove(key)),
+                    Some(check) => drop(known.insert(key.clone(), check)),
+                    None => drop(known.remove(key)),
                 }
             }
             true

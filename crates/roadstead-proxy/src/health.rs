@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::{Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -13,13 +13,15 @@ use jiff::Timestamp;
 use roadstead_api::key::ObjectKey;
 use roadstead_forwarding::service::IpFamily;
 use roadstead_forwarding::tracker::HealthCheck;
+use rustix::io::Errno;
 use serde_json::{Map, Value, json};
+use socket2::{Domain, Socket, Type};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio::time;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 /// A change that waits longer than this means that something is wrong.
 const LATE: Duration = Duration::from_secs(60);
@@ -138,8 +140,31 @@ fn is_timely(since: Option<Instant>) -> bool {
     since.is_none_or(|since| since.elapsed() < LATE)
 }
 
-/// The health checks that Services ask for, by Service.
-pub type HealthChecks = Arc<BTreeMap<ObjectKey, HealthCheck>>;
+/// The health checks that Services ask for, and where they are answered.
+pub type HealthChecks = Arc<Checks>;
+
+/// See [`HealthChecks`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Checks {
+    /// The checks of each Service.
+    pub by_service: BTreeMap<ObjectKey, HealthCheck>,
+    /// The addresses to listen on: 0.0.0.0 and :: stand for all of their family.
+    pub places: BTreeSet<IpAddr>,
+}
+
+impl Checks {
+    /// Every address and port to listen on, with its Service.
+    fn doors(&self) -> BTreeSet<(SocketAddr, ObjectKey)> {
+        let of = |(key, check): (&ObjectKey, &HealthCheck)| {
+            let (key, port) = (key.clone(), check.port);
+            let places = self.places.iter();
+            places
+                .map(move |place| (SocketAddr::new(*place, port), key.clone()))
+                .collect::<Vec<_>>()
+        };
+        self.by_service.iter().flat_map(of).collect()
+    }
+}
 
 /// A port that a Service wants its health checks answered on, but somebody else has.
 #[derive(Debug)]
@@ -159,32 +184,37 @@ pub async fn serve_checks(
     health: Arc<Health>,
     complaints: mpsc::Sender<Complaint>,
 ) {
-    let mut listening: BTreeMap<(u16, ObjectKey), AbortOnDrop> = BTreeMap::new();
-    let mut refused = BTreeSet::new();
+    let mut listening: BTreeMap<(SocketAddr, ObjectKey), AbortOnDrop> = BTreeMap::new();
+    let mut refused: BTreeSet<(SocketAddr, ObjectKey)> = BTreeSet::new();
     loop {
-        let wanted = checks.borrow_and_update().clone();
-        let ports: BTreeSet<_> = wanted.iter().map(|(key, c)| (c.port, key.clone())).collect();
-        listening.retain(|place, _| ports.contains(place));
-        refused.retain(|place| ports.contains(place));
-        for (port, key) in ports {
-            if listening.contains_key(&(port, key.clone())) {
+        let doors = checks.borrow_and_update().doors();
+        listening.retain(|door, _| doors.contains(door));
+        refused.retain(|door| doors.contains(door));
+        for door in doors {
+            if listening.contains_key(&door) {
                 continue;
             }
-            match TcpListener::bind(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port))).await {
-                Ok(listener) => {
-                    info!(service = %key, port, "answering health checks");
-                    let (checks, health) = (checks.clone(), health.clone());
-                    let work = answer_all(listener, key.clone(), checks, health);
+            let (place, key) = &door;
+            let port = place.port();
+            match listen_on(*place) {
+                Ok(Some(listener)) => {
+                    info!(service = %key, %place, "answering health checks");
+                    let work = answer_all(listener, key.clone(), checks.clone(), health.clone());
                     let task = tokio::spawn(work).abort_handle();
-                    refused.remove(&(port, key.clone()));
-                    listening.insert((port, key), AbortOnDrop(task));
+                    refused.remove(&door);
+                    listening.insert(door, AbortOnDrop(task));
                 }
-                Err(error) if refused.insert((port, key.clone())) => {
-                    warn!(service = %key, port, %error, "cannot answer health checks");
-                    // One that is lost is only a complaint.
-                    let _ = complaints.try_send(Complaint { service: key, port, error });
+                Ok(None) => debug!(%place, "no such address family"),
+                Err(error) => {
+                    let same = |(at, of): &(SocketAddr, ObjectKey)| at.port() == port && of == key;
+                    if !refused.iter().any(same) {
+                        warn!(service = %key, %place, %error, "cannot answer health checks");
+                        let service = key.clone();
+                        // One that is lost is only a complaint.
+                        let _ = complaints.try_send(Complaint { service, port, error });
+                    }
+                    refused.insert(door);
                 }
-                Err(_) => {}
             }
         }
         let patience = if refused.is_empty() { Duration::MAX } else { PORT_RETRY };
@@ -192,6 +222,25 @@ pub async fn serve_checks(
             return;
         }
     }
+}
+
+/// Listens on an address of one family; `None` where the machine does not have that family.
+fn listen_on(place: SocketAddr) -> io::Result<Option<TcpListener>> {
+    let socket = match Socket::new(Domain::for_address(place), Type::STREAM, None) {
+        Err(error) if error.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error()) => {
+            return Ok(None);
+        }
+        socket => socket?,
+    };
+    // The other family has a listener of its own.
+    if place.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.set_reuse_address(true)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&place.into())?;
+    socket.listen(128)?;
+    TcpListener::from_std(socket.into()).map(Some)
 }
 
 struct AbortOnDrop(AbortHandle);
@@ -213,7 +262,7 @@ async fn answer_all(
             time::sleep(Duration::from_millis(100)).await;
             continue;
         };
-        let count = checks.borrow().get(&key).map_or(0, |check| check.local_endpoints);
+        let count = checks.borrow().by_service.get(&key).map_or(0, |check| check.local_endpoints);
         let answer = check_answer(&key, count, health.is_live());
         tokio::spawn(time::timeout(REQUEST_TIMEOUT, answer_one(stream, answer)));
     }
@@ -292,7 +341,9 @@ mod tests {
         let port = TcpListener::bind("[::]:0").await.unwrap().local_addr().unwrap().port();
         let key = ObjectKey::new("ns", "web");
         let checks = |local_endpoints| -> HealthChecks {
-            Arc::new([(key.clone(), HealthCheck { port, local_endpoints })].into())
+            let by_service = [(key.clone(), HealthCheck { port, local_endpoints })].into();
+            let places = ["127.0.0.1", "::1"].map(|text| text.parse().unwrap()).into();
+            Arc::new(Checks { by_service, places })
         };
         let health = Arc::new(Health::default());
         health.note_written(IpFamily::V4);
@@ -301,6 +352,7 @@ mod tests {
         let server = tokio::spawn(serve_checks(receiver, health, complaints));
         let ask = || async {
             let mut stream = TcpStream::connect(("127.0.0.1", port)).await.ok()?;
+            TcpStream::connect(("::1", port)).await.ok()?;
             stream.write_all(b"GET /any HTTP/1.1\r\nHost: x\r\n\r\n").await.ok()?;
             let mut answer = String::new();
             stream.read_to_string(&mut answer).await.ok()?;

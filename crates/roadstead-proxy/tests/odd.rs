@@ -277,7 +277,7 @@ fn a_refused_family_does_not_hold_the_other_back() {
         slice(&mut agent, "next", json!({"endpoints": [{"addresses": [pod]}]}));
         agent.commit_due();
         assert!(is_served("10.96.0.2"), "not before the other one is tried again");
-        assert_eq!(checks.borrow().len(), 1, "nobody was told");
+        assert_eq!(checks.borrow().by_service.len(), 1, "nobody was told");
         drop(input);
         owner.wait().unwrap();
         agent.commit().unwrap();

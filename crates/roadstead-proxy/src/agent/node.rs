@@ -1,19 +1,23 @@
 //! What the agent learns of its surroundings: from its own Node, from the addresses of the machine,
 //! and from the networks of the cluster's Services.
 
-use std::net::IpAddr;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::ResourceExt;
 use roadstead_forwarding::select::NodeView;
-use roadstead_forwarding::surroundings::DetectLocal;
+use roadstead_forwarding::service::IpFamily;
+use roadstead_forwarding::surroundings::{DetectLocal, NodePorts, Surroundings};
 use roadstead_watch::informer::Change;
 use tracing::warn;
 
 use super::Agent;
 use crate::accounting;
-use crate::addresses::{node_ports, own_addresses, with_localhost};
+use crate::addresses::{Choice, own_addresses};
+use crate::nodes::primary_addresses;
 use crate::plane::Plane;
 
 /// Whoever shuts machines down puts this taint on their Nodes first.
@@ -25,8 +29,9 @@ impl Agent {
         let node = match change {
             Change::Set(node) => node,
             Change::Gone(_) => return self.health.note_node(true),
-            Change::Synced => return self.node_synced = true,
+            Change::Synced => return self.note_node_known(),
         };
+        self.node_seen = true;
         let zone = node.labels().get("topology.kubernetes.io/zone").cloned();
         self.tracker.observe_node(NodeView { name: self.node_name.clone(), zone });
         let spec = node.spec.as_ref();
@@ -34,33 +39,101 @@ impl Agent {
         let leaves = node.metadata.deletion_timestamp.is_some()
             || taints.into_iter().any(|taint| taint.key == LEAVING_TAINT);
         self.health.note_node(leaves);
-        let listed = node.status.iter().flat_map(|status| status.addresses.iter().flatten());
-        let internal = listed.filter(|address| address.type_ == "InternalIP");
-        let primary: Vec<IpAddr> = internal.filter_map(|a| a.address.parse().ok()).collect();
         if self.node_networks {
             let cidrs = spec.and_then(|spec| spec.pod_cidrs.as_ref()).into_iter().flatten();
             let networks = cidrs.filter_map(|text| text.parse().ok()).collect();
             self.surroundings.detect_local = DetectLocal::Networks(networks);
         }
-        self.surroundings.node_address = primary.first().copied();
-        self.look_around(&primary);
+        self.primary = primary_addresses(node);
+        self.look_around();
+    }
+
+    /// All that the cluster says about us is known. Without a Node there is still the machine, and
+    /// what the operator wants of it.
+    fn note_node_known(&mut self) {
+        self.node_synced = true;
+        if !self.node_seen {
+            warn!(node = self.node_name, "there is no such Node (--hostname-override?)");
+            self.look_around();
+        }
+    }
+
+    /// Takes in a change of any Node: the addresses that Services cannot have.
+    pub fn observe_any_node(&mut self, change: &Change<Node>) {
+        if self.nodes.observe(change) {
+            self.surroundings.taken = self.nodes.all();
+            self.surround();
+        }
     }
 
     /// Takes in which addresses the machine has now.
-    fn look_around(&mut self, primary: &[IpAddr]) {
+    fn look_around(&mut self) {
         match own_addresses() {
             Ok(own) => self.surroundings.node_addresses = own,
             Err(error) => warn!(%error, "cannot list our own addresses"),
         }
         if !self.node_port_addresses.is_empty() {
-            let own = &self.surroundings.node_addresses;
-            let (node_ports, odd) = node_ports(&self.node_port_addresses, own, primary);
-            for entry in odd {
-                warn!(entry, "neither a network nor a keyword of nodePortAddresses");
-            }
-            self.surroundings.node_ports = with_localhost(node_ports, self.localhost);
+            self.choose_node_ports();
         }
         self.surround();
+    }
+
+    /// Looks up the addresses that node ports are served on; what is odd about them is said once.
+    fn choose_node_ports(&mut self) {
+        let choice = Choice {
+            entries: &self.node_port_addresses,
+            own: &self.surroundings.node_addresses,
+            primary: &self.primary,
+            localhost: self.localhost,
+        };
+        let mut odd = BTreeSet::new();
+        for family in [IpFamily::V4, IpFamily::V6] {
+            let (node_ports, notes) = choice.of(family);
+            odd.extend(notes);
+            self.node_ports.insert(family, node_ports);
+        }
+        let nowhere = |place: &NodePorts| *place == NodePorts::On(BTreeSet::new());
+        if self.node_ports.values().all(nowhere) {
+            odd.insert("no address of this machine is meant: node ports are not served".into());
+        }
+        if odd != self.odd_addresses {
+            odd.iter().for_each(|note| warn!(note, "nodePortAddresses"));
+            self.odd_addresses = odd;
+        }
+    }
+
+    /// The surroundings as one family sees them.
+    pub(super) fn around(&self, family: IpFamily) -> Surroundings {
+        let mut around = self.surroundings.clone();
+        let primary = self.primary.iter().find(|address| IpFamily::of(**address) == family);
+        around.node_address = primary.copied().or(around.node_address);
+        if let Some(node_ports) = self.node_ports.get(&family) {
+            around.node_ports = node_ports.clone();
+        }
+        around
+    }
+
+    /// Health checks are answered where node ports are served.
+    pub(super) fn place_checks(&self) {
+        let mut places = BTreeSet::new();
+        for half in &self.families {
+            match (&half.table.surroundings().node_ports, half.table.family()) {
+                (NodePorts::On(chosen), _) => places.extend(chosen),
+                (NodePorts::Every { .. }, IpFamily::V4) => {
+                    places.insert(IpAddr::from(Ipv4Addr::UNSPECIFIED));
+                }
+                (NodePorts::Every { .. }, IpFamily::V6) => {
+                    places.insert(IpAddr::from(Ipv6Addr::UNSPECIFIED));
+                }
+            }
+        }
+        self.health_checks.send_if_modified(|checks| {
+            let differs = checks.places != places;
+            if differs {
+                Arc::make_mut(checks).places = places;
+            }
+            differs
+        });
     }
 
     /// Takes in a change of the networks that ClusterIPs are taken from.
@@ -88,8 +161,10 @@ impl Agent {
     }
 
     fn surround(&mut self) {
-        for half in &mut self.families {
-            if half.table.surround(&self.surroundings) {
+        let around: Vec<_> =
+            self.families.iter().map(|half| self.around(half.table.family())).collect();
+        for (half, around) in self.families.iter_mut().zip(around) {
+            if half.table.surround(&around) {
                 // What was written before has to be looked at as a whole.
                 match Plane::open(self.mode, half.table.family(), self.ipvs) {
                     Ok(plane) => half.plane = plane,
@@ -97,5 +172,6 @@ impl Agent {
                 }
             }
         }
+        self.place_checks();
     }
 }

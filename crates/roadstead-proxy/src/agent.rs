@@ -39,7 +39,7 @@ use crate::conntrack::{self, Order};
 use crate::family::{FamilyPlane, seconds_now};
 use crate::forward;
 use crate::health::{Health, HealthChecks};
-use crate::ipvs::IpvsOptions;
+use crate::ipvs::{IpvsOptions, IpvsPlane};
 use crate::metrics::Metrics;
 use crate::news::{Triggers, Unserved, announce};
 use crate::nodes::NodeAddresses;
@@ -207,21 +207,30 @@ pub async fn run(
 /// Deletes everything that the proxy has written into the kernel, in whatever mode.
 pub fn cleanup() -> Result<(), ProxyError> {
     forward::remove().unwrap_or_else(|error| warn!(%error, "rules left behind"));
-    Mode::ALL.into_iter().try_for_each(|mode| clean_mode(mode, None))
+    // What one mode left behind is no reason to leave the rest.
+    let options = IpvsOptions::default();
+    let outcomes = Mode::ALL.map(|mode| clean_mode(mode, None, &options));
+    // Not before the rules that count with them.
+    accounting::remove();
+    outcomes.into_iter().collect()
 }
 
 /// Deletes everything that a mode has written into the kernel, but for what the one in use needs.
-fn clean_mode(mode: Mode, in_use: Option<Mode>) -> Result<(), ProxyError> {
-    for family in [IpFamily::V4, IpFamily::V6] {
-        let opened = Plane::open(mode, family, IpvsOptions::default());
+fn clean_mode(mode: Mode, in_use: Option<Mode>, ipvs: &IpvsOptions) -> Result<(), ProxyError> {
+    let outcomes = [IpFamily::V4, IpFamily::V6].map(|family| {
+        let opened = Plane::open(mode, family, ipvs);
         match opened.and_then(|mut plane| plane.remove(in_use)) {
             Err(error) if !error.is_missing_feature() => {
-                return Err(ProxyError::Cleanup { family, source: error });
+                warn!(%mode, ?family, error = error.full_text(), "rules left behind");
+                Err(ProxyError::Cleanup { family, source: error })
             }
-            _ => debug!(%mode, ?family, "rules deleted"),
+            _ => {
+                debug!(%mode, ?family, "rules deleted");
+                Ok(())
+            }
         }
-    }
-    Ok(())
+    });
+    outcomes.into_iter().collect()
 }
 
 /// The mode that was asked for, or iptables in place of IPVS where the kernel has none.
@@ -230,14 +239,15 @@ pub fn usable_mode(config: &Config) -> Result<Mode, ProxyError> {
     if mode != Mode::Ipvs {
         return Ok(mode);
     }
-    let probe = config.families.first().map(|family| Plane::open(mode, *family, config.ipvs));
-    match probe {
-        Some(Err(error)) if config.ipvs_fallback && error.is_missing_feature() => {
-            warn!(%error, "falling back to mode iptables");
+    let Some(family) = config.families.first() else { return Ok(mode) };
+    let probe = IpvsPlane::open(*family, config.ipvs.clone()).and_then(|mut ipvs| ipvs.try_out());
+    match probe.map_err(CommitError::from) {
+        Err(error) if config.ipvs_fallback && error.is_missing_feature() => {
+            warn!(error = error.full_text(), "falling back to mode iptables");
             Ok(Mode::Iptables)
         }
-        Some(Err(source)) => Err(ProxyError::Open { mode, source }),
-        _ => Ok(mode),
+        Err(source) => Err(ProxyError::Open { mode, source }),
+        Ok(()) => Ok(mode),
     }
 }
 
@@ -295,13 +305,13 @@ impl Agent {
         surroundings.named_counters = mode == Mode::Iptables && accounting::make();
         let family = |family: &IpFamily| {
             let table = ForwardingTable::new(*family, &surroundings);
-            let plane = Plane::open(mode, *family, config.ipvs)
+            let plane = Plane::open(mode, *family, &config.ipvs)
                 .map_err(|source| ProxyError::Open { mode, source })?;
             Ok(FamilyPlane::new(table, plane))
         };
         let agent = Self {
             mode,
-            ipvs: config.ipvs,
+            ipvs: config.ipvs.clone(),
             families: config.families.iter().map(family).collect::<Result<_, _>>()?,
             tracker: Tracker::new(NodeView { name: config.node_name.clone(), zone: config.zone }),
             programmed: config.programmed,
@@ -600,8 +610,7 @@ impl Agent {
             info!(%mode, service_ports = now.service_ports, targets = now.targets, "serving");
             // Only now: until then the other mode's rules served.
             for other in Mode::ALL.into_iter().filter(|other| *other != mode) {
-                if let Err(error) = clean_mode(other, Some(mode)) {
-                    warn!(%other, %error, "rules left behind");
+                if let Err(error) = clean_mode(other, Some(mode), &self.ipvs) {
                     self.note_left_behind(other, &error);
                 }
             }

@@ -258,6 +258,13 @@ fn ipvs(block: &Value, notes: &mut Vec<String>) -> IpvsOptions {
             None => notes.push(format!("unknown ipvs scheduler {name}")),
         }
     }
+    let mut excluded = Vec::new();
+    for entry in block["excludeCIDRs"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+        match entry.parse() {
+            Ok(network) => excluded.push(network),
+            Err(_) => notes.push(format!("ipvs.excludeCIDRs: {entry} is not a network")),
+        }
+    }
     IpvsOptions {
         scheduler,
         timeouts: Timeouts {
@@ -266,6 +273,7 @@ fn ipvs(block: &Value, notes: &mut Vec<String>) -> IpvsOptions {
             udp: timeout("udpTimeout"),
         },
         strict_arp: block["strictARP"].as_bool().unwrap_or(false),
+        excluded,
     }
 }
 
@@ -374,12 +382,17 @@ logging: {level: 4}
 
     #[test]
     fn the_block_of_ipvs() {
-        let text = "mode: ipvs\nipvs: {scheduler: lc, strictARP: true, tcpTimeout: 15m0s}";
+        let text = "mode: ipvs\nipvs: {scheduler: lc, strictARP: true, tcpTimeout: 15m0s, \
+            excludeCIDRs: [10.9.0.0/16]}";
         let (config, notes) = Configuration::parse(text).unwrap();
         assert_eq!((config.mode, notes.len()), (Mode::Ipvs, 0));
         let timeouts = Timeouts { tcp: Duration::from_secs(900), ..Timeouts::default() };
-        let wanted =
-            IpvsOptions { scheduler: Scheduler::LeastConnection, timeouts, strict_arp: true };
+        let wanted = IpvsOptions {
+            scheduler: Scheduler::LeastConnection,
+            timeouts,
+            strict_arp: true,
+            excluded: vec!["10.9.0.0/16".parse().unwrap()],
+        };
         assert_eq!(config.ipvs, wanted);
         let (_, notes) = Configuration::parse("ipvs: {scheduler: best}").unwrap();
         assert_eq!(notes, ["unknown ipvs scheduler best"]);

@@ -49,7 +49,7 @@ pub fn agent_config(configuration: &Configuration, node_name: &str) -> Config {
     Config {
         node_name: node_name.to_owned(),
         mode: configuration.mode,
-        ipvs: configuration.ipvs,
+        ipvs: configuration.ipvs.clone(),
         surroundings: Surroundings {
             detect_local,
             masquerade_all: configuration.masquerade_all,

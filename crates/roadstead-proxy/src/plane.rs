@@ -141,7 +141,7 @@ impl CommitError {
             CommitError::Iptables(error) | CommitError::Ipvs(IpvsError::Rules(error)) => {
                 lacks_iptables(error)
             }
-            CommitError::Ipvs(IpvsError::Missing(_)) => true,
+            CommitError::Ipvs(IpvsError::Missing(_) | IpvsError::Lacks { .. }) => true,
             CommitError::Ipvs(IpvsError::Refused { source, .. }) => is_missing(source),
         }
     }
@@ -187,14 +187,14 @@ pub enum Plane {
 
 impl Plane {
     /// Opens the way to the kernel, without touching anything yet.
-    pub fn open(mode: Mode, family: IpFamily, ipvs: IpvsOptions) -> Result<Self, CommitError> {
+    pub fn open(mode: Mode, family: IpFamily, ipvs: &IpvsOptions) -> Result<Self, CommitError> {
         Ok(match mode {
             Mode::Nftables => {
                 let plane = NftPlane::open().map_err(NetlinkError::Socket)?;
                 Plane::Nftables(plane, family)
             }
             Mode::Iptables => Plane::Iptables(IptablesPlane::open(family)),
-            Mode::Ipvs => Plane::Ipvs(Box::new(IpvsPlane::open(family, ipvs)?)),
+            Mode::Ipvs => Plane::Ipvs(Box::new(IpvsPlane::open(family, ipvs.clone())?)),
         })
     }
 

@@ -113,8 +113,13 @@ fn settings_reach_the_kernel() {
         });
         let seconds = Duration::from_secs;
         let timeouts = Timeouts { tcp: seconds(901), tcp_fin: seconds(121), udp: seconds(301) };
-        let options = IpvsOptions { scheduler: Scheduler::Maglev, timeouts, strict_arp: true };
-        let mut plane = IpvsPlane::open(IpFamily::V4, options).unwrap();
+        let options = IpvsOptions {
+            scheduler: Scheduler::Maglev,
+            timeouts,
+            strict_arp: true,
+            ..IpvsOptions::default()
+        };
+        let mut plane = IpvsPlane::open(IpFamily::V4, options.clone()).unwrap();
         commit(&mut plane, &table).unwrap();
         let listed = run("ipvsadm -Sn");
         let wanted = "-A -t 10.96.0.1:80 -s mh -p 600 -b mh-port";
@@ -240,5 +245,51 @@ fn without_ipvs_iptables_takes_its_place() {
             }
             Err(other) => panic!("{other}"),
         }
+    });
+}
+
+/// Virtual servers of others stay if the operator says which they are, and only then.
+#[test]
+#[ignore = "needs a kernel with IPVS, see scripts/uml"]
+fn excluded_servers_stay() {
+    laboratory(|| {
+        run("ip link set lo up");
+        run("ipvsadm -A -t 10.9.0.1:80 -s rr && ipvsadm -A -t 10.8.0.1:80 -s rr");
+        let excluded = vec!["10.9.0.0/16".parse().unwrap()];
+        let options = IpvsOptions { excluded, ..IpvsOptions::default() };
+        let mut plane = IpvsPlane::open(IpFamily::V4, options).unwrap();
+        plane.try_out().unwrap();
+        let mut table = table();
+        set(&mut table, "nginx-svc", "172.16.73.164:80", ENDPOINTS);
+        commit(&mut plane, &table).unwrap();
+        let listing = run("ipvsadm -ln");
+        assert!(listing.contains("10.9.0.1:80") && !listing.contains("10.8.0.1:80"), "{listing}");
+        assert!(plane.check().unwrap());
+        run("ip address del 172.16.73.164/32 dev kube-ipvs0");
+        assert!(!plane.check().unwrap(), "an address is missing");
+        commit(&mut plane, &table).unwrap();
+        assert!(plane.check().unwrap());
+        plane.remove(&Kept::nothing()).unwrap();
+        assert!(run("ipvsadm -ln").contains("10.9.0.1:80"));
+    });
+}
+
+/// IPVS alone is not enough.
+#[test]
+#[ignore = "needs a kernel with IPVS, see scripts/uml"]
+fn a_kernel_without_the_scheduler() {
+    laboratory(|| {
+        let ipvs = IpvsOptions { scheduler: Scheduler::NeverQueue, ..IpvsOptions::default() };
+        let config = |ipvs_fallback| Config {
+            mode: Mode::Ipvs,
+            ipvs_fallback,
+            ipvs: ipvs.clone(),
+            ..Config::default()
+        };
+        assert_eq!(Agent::new(config(true)).unwrap().mode(), Mode::Iptables);
+        let error = Agent::new(config(false)).unwrap_err();
+        let source = std::error::Error::source(&error).unwrap().to_string();
+        assert!(source.contains("lacks the scheduler nq"), "{source}");
+        assert!(!run("ip link").contains("kube-ipvs0"), "nothing is left behind");
     });
 }

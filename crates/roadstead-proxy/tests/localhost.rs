@@ -88,6 +88,7 @@ fn node_ports_on_localhost() {
         guarded();
         cleanup().unwrap();
         assert_eq!(run("iptables-save | grep KUBE; true"), "");
+        assert_eq!(figure(&metrics, ACCEPTED), None, "the counters are gone, too");
         assert_eq!(route_localnet(), "0");
     });
 }

@@ -242,6 +242,12 @@ fn odd_objects_harm_nobody_in_iptables() {
     laboratory(|| odd_objects(Mode::Iptables, 100));
 }
 
+#[test]
+#[ignore = "needs a kernel with IPVS, see scripts/uml"]
+fn odd_objects_harm_nobody_in_ipvs() {
+    laboratory(|| odd_objects(Mode::Ipvs, 100));
+}
+
 /// Another program that owns our table, until its input ends: the kernel refuses us then.
 fn own_table(family: &str) -> (Child, ChildStdin) {
     let mut owner = Command::new("nft").arg("-i").stdin(Stdio::piped()).spawn().unwrap();

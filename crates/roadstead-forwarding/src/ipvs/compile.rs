@@ -1,7 +1,7 @@
 //! From a service port to virtual servers, addresses and elements of ipsets.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use super::diff::Layout;
 use super::model::{Entry, Program, Scheduler, Server, SetName, Settings, Virtual};
@@ -61,6 +61,7 @@ impl Compiler<'_> {
     ) {
         let Frontend { host, protocol, port: number } = *frontend;
         let hosts = match host {
+            Host::Address(address) if !can_be_virtual(address) => return,
             Host::Address(address) => vec![address],
             Host::Node => self.node_port_addresses(),
         };
@@ -172,6 +173,15 @@ impl Compiler<'_> {
     }
 }
 
+/// Whether the kernel takes an address for a virtual server, an ipset and a link.
+fn can_be_virtual(address: IpAddr) -> bool {
+    let everybody = IpAddr::V4(Ipv4Addr::BROADCAST);
+    !address.is_unspecified()
+        && !address.is_loopback()
+        && !address.is_multicast()
+        && address != everybody
+}
+
 /// The destinations of a server: it has only one list, whoever calls.
 ///
 /// Without a local endpoint an external frontend takes them all, so that at least senders inside
@@ -194,8 +204,8 @@ mod tests {
 
     #[test]
     fn addresses_of_nodes_stay_where_they_are() {
-        let addresses: Vec<IpAddr> =
-            ["192.168.0.7", "192.168.0.8", "192.168.0.100"].map(|a| a.parse().unwrap()).into();
+        let addresses = ["192.168.0.7", "192.168.0.8", "192.168.0.100", "0.0.0.0", "127.0.0.1"];
+        let addresses: Vec<IpAddr> = addresses.map(|text| text.parse().unwrap()).into();
         let surroundings = Surroundings {
             node_addresses: [addresses[0]].into(),
             taken: addresses[..2].iter().copied().collect(),

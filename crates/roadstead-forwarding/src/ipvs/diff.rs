@@ -167,6 +167,16 @@ impl Layout {
         self.servers.keys()
     }
 
+    /// All addresses of the link.
+    pub fn addresses(&self) -> impl Iterator<Item = &IpAddr> {
+        self.addresses.keys()
+    }
+
+    /// The rules around the virtual servers.
+    pub fn rules(&self) -> &iptables::model::Program {
+        &self.rules
+    }
+
     /// The next few virtual servers with their destinations.
     pub fn servers_after(
         &self,

@@ -166,7 +166,7 @@ impl Agent {
         for (half, around) in self.families.iter_mut().zip(around) {
             if half.table.surround(&around) {
                 // What was written before has to be looked at as a whole.
-                match Plane::open(self.mode, half.table.family(), self.ipvs) {
+                match Plane::open(self.mode, half.table.family(), &self.ipvs) {
                     Ok(plane) => half.plane = plane,
                     Err(error) => warn!(%error, "cannot open the way to the kernel again"),
                 }

@@ -66,6 +66,15 @@ impl Links {
         self.find()?.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
+    /// Makes a link like ours and deletes it again, if ours is not there.
+    pub(super) fn try_out(&mut self) -> io::Result<()> {
+        if self.find()?.is_some() {
+            return Ok(());
+        }
+        self.ensure()?;
+        self.remove()
+    }
+
     /// Deletes our link with all its addresses, if it is there.
     pub(super) fn remove(&mut self) -> io::Result<()> {
         let prefix = link_prefix(0);

@@ -11,13 +11,17 @@ mod sets;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use ipnet::IpNet;
 use roadstead_forwarding::iptables::diff::{Kept, install};
 use roadstead_forwarding::iptables::listing::Listing;
 use roadstead_forwarding::ipvs::diff::{Delta, Layout};
-use roadstead_forwarding::ipvs::model::{Program, Scheduler, Server, SetName, Timeouts, Virtual};
+use roadstead_forwarding::ipvs::model::{
+    Program, Scheduler, Server, SetName, Settings, Timeouts, Virtual,
+};
 use roadstead_forwarding::ipvs::rules;
 use roadstead_forwarding::service::{IpFamily, Protocol, ServicePortName};
 use roadstead_forwarding::table::ForwardingTable;
@@ -39,8 +43,11 @@ const DRAINING: u32 = 0;
 /// So many servers, or elements of sets, are looked at closely each time.
 const AT_ONCE: usize = 500;
 
+/// How often the rules are compared as a whole.
+const FULL_COMPARISON: Duration = Duration::from_secs(3600);
+
 /// What the operator wants of IPVS.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IpvsOptions {
     /// How destinations are chosen.
     pub scheduler: Scheduler,
@@ -49,6 +56,15 @@ pub struct IpvsOptions {
     /// Whether the node answers ARP only for addresses of the link that is asked. Load balancers
     /// that announce virtual addresses themselves need it.
     pub strict_arp: bool,
+    /// Virtual servers with such addresses are somebody else's, and stay.
+    pub excluded: Vec<IpNet>,
+}
+
+impl IpvsOptions {
+    /// Whether a virtual server is none of our business.
+    fn excludes(&self, server: &Server) -> bool {
+        self.excluded.iter().any(|network| network.contains(&server.address))
+    }
 }
 
 /// Why IPVS could not be brought up to date.
@@ -57,6 +73,14 @@ pub enum IpvsError {
     /// The kernel has none.
     #[error("the kernel has no IPVS (module ip_vs)")]
     Missing(#[source] io::Error),
+    /// The kernel has it, but not all that belongs to it.
+    #[error("the kernel lacks {part}, which mode ipvs needs")]
+    Lacks {
+        /// What it lacks.
+        part: String,
+        /// How that shows.
+        source: io::Error,
+    },
     /// The kernel refused something.
     #[error("cannot {what}")]
     Refused {
@@ -86,6 +110,8 @@ pub struct IpvsPlane {
     looked_at: Option<Server>,
     /// How many sets were filled again so far.
     refilled: usize,
+    /// When the rules were last compared as a whole.
+    compared: Instant,
 }
 
 impl IpvsPlane {
@@ -102,7 +128,31 @@ impl IpvsPlane {
             draining: BTreeSet::new(),
             looked_at: None,
             refilled: 0,
+            compared: Instant::now(),
         })
+    }
+
+    /// Tries out whatever else the kernel may lack, and leaves nothing behind.
+    pub fn try_out(&mut self) -> Result<(), IpvsError> {
+        let scheduler = self.options.scheduler;
+        let server = Server {
+            // Set aside for examples, so nobody else's.
+            address: match self.family {
+                IpFamily::V4 => Ipv4Addr::new(192, 0, 2, 1).into(),
+                IpFamily::V6 => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(),
+            },
+            protocol: Protocol::Tcp,
+            port: 1,
+        };
+        let settings = Settings { scheduler, persistence: None };
+        let served = self.servers.add(&server, &settings);
+        served
+            .and_then(|()| self.servers.delete(&server))
+            .needing(|| format!("the scheduler {}", scheduler.name()))?;
+        for set in SetName::ALL {
+            self.sets.try_out(set).needing(|| format!("ipsets of type {}", set.kind().text()))?;
+        }
+        self.links.try_out().needing(|| "links of type dummy".into())
     }
 
     /// Makes the kernel carry the table, in which `changed` are the service ports that differ
@@ -116,7 +166,7 @@ impl IpvsPlane {
         let known = self.layout.take();
         let whole = known.is_none();
         let link = self.links.ensure().doing("make the link kube-ipvs0")?;
-        let mut operations = 0;
+        let mut attempt = Attempt::default();
         let (layout, delta) = match known {
             Some(mut layout) => {
                 let delta = layout.update(table, changed);
@@ -126,50 +176,52 @@ impl IpvsPlane {
                 let layout = Layout::new(table, self.options.scheduler);
                 let wanted = layout.program();
                 let before = self.read(link, &wanted)?;
-                operations += self.lay_ground(&wanted)?;
+                self.lay_ground(&wanted, &mut attempt)?;
                 (layout, Delta::between(&before, &wanted))
             }
         };
-        operations += self.carry_out(link, &delta)?;
+        attempt.count(self.carry_out(link, &delta));
+        let operations = attempt.end()?;
         self.layout = Some(layout);
         Ok(Committed { whole, operations })
     }
 
-    /// First what is new, then what changes, then what goes: nobody falls into a gap.
+    /// First what is new, then what changes, then what goes: nobody falls into a gap. What the
+    /// kernel refuses of one Service keeps no other from being served.
     fn carry_out(&mut self, link: u32, delta: &Delta) -> Result<usize, IpvsError> {
         let family = self.family;
+        let mut attempt = Attempt::default();
         for (set, entry) in &delta.add {
             let what = || format!("add {entry} to {}", set.text(family));
-            self.sets.add(*set, entry).doing(what)?;
+            attempt.note(self.sets.add(*set, entry).doing(what));
         }
-        let mut operations = delta.add.len() + delta.delete.len();
         if let Some((before, after)) = &delta.rules {
             let restore = install(after, &Listing::parse(&before.to_string()));
-            self.programs.restore(&restore.to_string())?;
-            operations += restore.operations();
+            let restored = self.programs.restore(&restore.to_string());
+            attempt.count(restored.map(|()| restore.operations()).map_err(IpvsError::from));
         }
         for (server, (before, after)) in &delta.servers {
             if let Some(after) = after {
-                operations += self.change_server(server, before.as_ref(), after)?;
+                self.change_server(server, before.as_ref(), after, &mut attempt);
             }
         }
         for address in &delta.add_addresses {
-            self.links.add(link, *address).doing(|| format!("add {address} to kube-ipvs0"))?;
+            let what = || format!("add {address} to kube-ipvs0");
+            attempt.note(self.links.add(link, *address).doing(what));
         }
         for address in &delta.delete_addresses {
-            self.links.delete(link, *address).doing(|| format!("take {address} away"))?;
+            attempt
+                .note(self.links.delete(link, *address).doing(|| format!("take {address} away")));
         }
-        operations += delta.add_addresses.len() + delta.delete_addresses.len();
         for (server, _) in delta.servers.iter().filter(|(_, (_, after))| after.is_none()) {
-            self.servers.delete(server).doing(|| format!("delete {server:?}"))?;
+            attempt.note(self.servers.delete(server).doing(|| format!("delete {server:?}")));
             self.draining.retain(|(of, _)| of != server);
-            operations += 1;
         }
         for (set, entry) in &delta.delete {
             let what = || format!("delete {entry} from {}", set.text(family));
-            self.sets.delete(*set, entry).doing(what)?;
+            attempt.note(self.sets.delete(*set, entry).doing(what));
         }
-        Ok(operations)
+        attempt.end()
     }
 
     /// Looks whether the kernel still has everything, and deletes destinations that have drained.
@@ -178,13 +230,33 @@ impl IpvsPlane {
         let listed = self.servers.list(self.family).doing("list virtual servers")?;
         let found: BTreeSet<_> = listed.into_iter().map(|(server, _)| server).collect();
         let servers = layout.servers().all(|server| found.contains(server));
-        if !servers || !signs_of_life(&self.programs)? || !self.look_closer()? {
+        if !servers || !self.has_addresses()? || !self.has_rules()? || !self.look_closer()? {
             self.layout = None;
             return Ok(false);
         }
         self.refill_sets()?;
         self.finish_draining()?;
         Ok(true)
+    }
+
+    /// Whether our link has all virtual addresses.
+    fn has_addresses(&mut self) -> Result<bool, IpvsError> {
+        let Some(layout) = &self.layout else { return Ok(true) };
+        let Some(link) = self.links.find().doing("find the link kube-ipvs0")? else {
+            return Ok(false);
+        };
+        let found = self.links.addresses(self.family, link).doing("list addresses")?.ours;
+        Ok(layout.addresses().all(|address| found.contains(address)))
+    }
+
+    /// Whether there are signs of our rules; every now and then, whether all are there.
+    fn has_rules(&mut self) -> Result<bool, IpvsError> {
+        if self.compared.elapsed() < FULL_COMPARISON {
+            return Ok(signs_of_life(&self.programs)?);
+        }
+        self.compared = Instant::now();
+        let Some(layout) = &self.layout else { return Ok(true) };
+        Ok(install(layout.rules(), &self.programs.list()?).is_empty())
     }
 
     /// Compares the destinations of some servers, and others the next time.
@@ -242,9 +314,9 @@ impl IpvsPlane {
         if let Some(link) = self.links.find().doing("find the link kube-ipvs0")? {
             let addresses = self.links.addresses(self.family, link).doing("list addresses")?;
             for (server, _) in self.servers.list(self.family).doing("list virtual servers")? {
-                if addresses.ours.contains(&server.address)
-                    || addresses.others.contains(&server.address)
-                {
+                let on_node = addresses.ours.contains(&server.address)
+                    || addresses.others.contains(&server.address);
+                if on_node && !self.options.excludes(&server) {
                     self.servers.delete(&server).doing(|| format!("delete {server:?}"))?;
                 }
             }
@@ -269,6 +341,9 @@ impl IpvsPlane {
         let addresses = self.links.addresses(self.family, link).doing("list addresses")?.ours;
         let mut found = BTreeMap::new();
         for (server, settings) in self.servers.list(self.family).doing("list virtual servers")? {
+            if self.options.excludes(&server) && !wanted.servers.contains_key(&server) {
+                continue;
+            }
             let mut targets = BTreeSet::new();
             for destination in self.destinations(&server)? {
                 let target = destination.target;
@@ -286,18 +361,19 @@ impl IpvsPlane {
 
     /// When nothing is known each set is replaced as a whole, and then the rules, which refer to
     /// them.
-    fn lay_ground(&mut self, wanted: &Program) -> Result<usize, IpvsError> {
-        let mut operations = 0;
+    fn lay_ground(&mut self, wanted: &Program, attempt: &mut Attempt) -> Result<(), IpvsError> {
         for (set, entries) in &wanted.sets {
             let name = set.text(self.family);
-            self.sets.replace(*set, entries).doing(|| format!("fill the ipset {name}"))?;
-            operations += entries.len();
+            let filled = self.sets.replace(*set, entries);
+            let filled = filled.doing(|| format!("fill the ipset {name}"));
+            attempt.count(filled.map(|()| entries.len()));
         }
         let restore = install(&wanted.rules, &self.programs.list()?);
         if !restore.is_empty() {
-            self.programs.restore(&restore.to_string())?;
+            let restored = self.programs.restore(&restore.to_string());
+            attempt.count(restored.map(|()| restore.operations()).map_err(IpvsError::from));
         }
-        Ok(operations + restore.operations())
+        Ok(())
     }
 
     /// Makes a server or changes it, with its destinations.
@@ -306,25 +382,24 @@ impl IpvsPlane {
         server: &Server,
         before: Option<&Virtual>,
         (settings, targets): &Virtual,
-    ) -> Result<usize, IpvsError> {
+        attempt: &mut Attempt,
+    ) {
         let what = || format!("set up the virtual server {server:?}");
-        let mut operations = 1;
         match before {
-            None => self.servers.add(server, settings).doing(what)?,
+            None => attempt.note(self.servers.add(server, settings).doing(what)),
             Some((known, _)) if known != settings => {
-                self.servers.set(server, settings).doing(what)?;
+                attempt.note(self.servers.set(server, settings).doing(what));
             }
-            Some(_) => operations = 0,
+            Some(_) => {}
         }
         let none = BTreeSet::new();
         let had = before.map_or(&none, |(_, targets)| targets);
         for target in targets.difference(had) {
-            self.add_destination(server, *target)?;
+            attempt.note(self.add_destination(server, *target));
         }
         for target in had.difference(targets) {
-            self.withdraw(server, *target)?;
+            attempt.note(self.withdraw(server, *target));
         }
-        Ok(operations + targets.symmetric_difference(had).count())
     }
 
     /// A target that has been away, but not long enough to drain, serves again.
@@ -369,14 +444,50 @@ impl IpvsPlane {
     }
 }
 
+/// Many steps, of which some may fail: how many were taken, and the first error.
+#[derive(Default)]
+struct Attempt {
+    steps: usize,
+    failure: Option<IpvsError>,
+}
+
+impl Attempt {
+    fn note(&mut self, outcome: Result<(), IpvsError>) {
+        self.count(outcome.map(|()| 1));
+    }
+
+    fn count(&mut self, outcome: Result<usize, IpvsError>) {
+        match outcome {
+            Ok(steps) => self.steps += steps,
+            Err(error) if self.failure.is_some() => debug!(%error, "refused, too"),
+            Err(error) => self.failure = Some(error),
+        }
+    }
+
+    fn end(self) -> Result<usize, IpvsError> {
+        self.failure.map_or(Ok(self.steps), Err)
+    }
+}
+
 /// Says what was to be done when something failed.
 trait Doing<T> {
     fn doing<W: What>(self, what: W) -> Result<T, IpvsError>;
+    /// The same when something was tried out: it fails where the kernel lacks that part.
+    fn needing(self, part: impl FnOnce() -> String) -> Result<T, IpvsError>;
 }
 
 impl<T> Doing<T> for io::Result<T> {
     fn doing<W: What>(self, what: W) -> Result<T, IpvsError> {
         self.map_err(|source| IpvsError::Refused { what: what.text(), source })
+    }
+
+    fn needing(self, part: impl FnOnce() -> String) -> Result<T, IpvsError> {
+        self.map_err(|source| match source.kind() {
+            io::ErrorKind::PermissionDenied => {
+                IpvsError::Refused { what: format!("try out {}", part()), source }
+            }
+            _ => IpvsError::Lacks { part: part(), source },
+        })
     }
 }
 

@@ -97,6 +97,14 @@ impl Sets {
         self.destroy(&set.text(self.family))
     }
 
+    /// Makes a set of the same kind and deletes it again.
+    pub(super) fn try_out(&mut self, set: SetName) -> io::Result<()> {
+        const TRIAL: &str = "ROADSTEAD-TRIAL";
+        self.destroy(TRIAL)?;
+        self.create(TRIAL, set.kind())?;
+        self.destroy(TRIAL)
+    }
+
     fn create(&mut self, name: &str, kind: SetKind) -> io::Result<()> {
         let family = family_number(self.family);
         self.order(COMMAND_CREATE, CREATE, |all| {

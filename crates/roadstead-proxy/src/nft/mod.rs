@@ -192,7 +192,7 @@ impl NftPlane {
     /// Deletes the table of a family, if there is one.
     pub fn remove(&mut self, family: IpFamily) -> Result<(), NetlinkError> {
         self.layout = None;
-        self.send(encode::removal(family))
+        self.send(encode::removal(family)).map_err(|error| self.explain(error, family))
     }
 
     fn generation(&mut self) -> Result<u32, NetlinkError> {

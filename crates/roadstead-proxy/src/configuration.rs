@@ -20,6 +20,8 @@ pub struct Configuration {
     pub mode: Mode,
     /// What mode `ipvs` is to do.
     pub ipvs: IpvsOptions,
+    /// The shortest time between two writes; zero for as soon as possible.
+    pub shortest_pause: Duration,
     /// The networks of the cluster's pods.
     pub cluster_networks: Vec<IpNet>,
     /// How pods are recognised.
@@ -66,6 +68,7 @@ impl Default for Configuration {
         Self {
             mode: Mode::default(),
             ipvs: IpvsOptions::default(),
+            shortest_pause: Duration::ZERO,
             cluster_networks: Vec::new(),
             detect_local: DetectLocalMode::ClusterCidr,
             masquerade_all: false,
@@ -76,42 +79,118 @@ impl Default for Configuration {
             metrics: Some((Ipv4Addr::LOCALHOST, 10249).into()),
             node_name: None,
             kubeconfig: None,
-            sysctls: sysctls(&Value::Null),
+            sysctls: sysctls(&Value::Null, &mut Vec::new()),
             most_connections: most_connections(&Value::Null),
             oom_score_adjustment: Some(-999),
         }
     }
 }
 
-const KNOWN: &[&str] = &[
-    "apiVersion",
-    "kind",
-    "featureGates",
-    "clientConnection",
-    "logging",
-    "hostnameOverride",
-    "bindAddress",
-    "healthzBindAddress",
-    "metricsBindAddress",
-    "bindAddressHardFail",
-    "enableProfiling",
-    "showHiddenMetricsForVersion",
-    "mode",
-    "iptables",
-    "ipvs",
-    "nftables",
-    "winkernel",
-    "detectLocalMode",
-    "detectLocal",
-    "clusterCIDR",
-    "nodePortAddresses",
-    "oomScoreAdj",
-    "conntrack",
-    "configSyncPeriod",
-    "portRange",
-    "windowsRunAsService",
-    "linux",
+/// The fields that there are, and whether something is done about them. Of those with fields of
+/// their own only some are looked at; the others are for Windows or for upstream's logs.
+const KNOWN: &[(&str, Use)] = &[
+    ("apiVersion", Use::Quiet),
+    ("kind", Use::Quiet),
+    ("featureGates", Use::None),
+    (
+        "clientConnection",
+        Use::Block(&["kubeconfig"], &["acceptContentTypes", "contentType", "qps", "burst"]),
+    ),
+    ("logging", Use::Quiet),
+    ("hostnameOverride", Use::Full),
+    ("bindAddress", Use::Quiet),
+    ("healthzBindAddress", Use::Full),
+    ("metricsBindAddress", Use::Full),
+    ("bindAddressHardFail", Use::None),
+    ("enableProfiling", Use::None),
+    ("showHiddenMetricsForVersion", Use::None),
+    ("mode", Use::Full),
+    ("iptables", Use::Block(&["masqueradeAll", "masqueradeBit", "localhostNodePorts"], PERIODS)),
+    (
+        "ipvs",
+        Use::Block(
+            &[
+                "scheduler",
+                "strictARP",
+                "excludeCIDRs",
+                "tcpTimeout",
+                "tcpFinTimeout",
+                "udpTimeout",
+            ],
+            PERIODS,
+        ),
+    ),
+    ("nftables", Use::Block(&["masqueradeAll", "masqueradeBit"], PERIODS)),
+    ("winkernel", Use::Quiet),
+    ("detectLocalMode", Use::Full),
+    ("detectLocal", Use::Block(&["bridgeInterface", "interfaceNamePrefix"], &[])),
+    ("clusterCIDR", Use::Full),
+    ("nodePortAddresses", Use::Full),
+    ("oomScoreAdj", Use::Full),
+    (
+        "conntrack",
+        Use::Block(
+            &[
+                "maxPerCore",
+                "min",
+                "tcpEstablishedTimeout",
+                "tcpCloseWaitTimeout",
+                "tcpBeLiberal",
+                "udpTimeout",
+                "udpStreamTimeout",
+            ],
+            &[],
+        ),
+    ),
+    ("configSyncPeriod", Use::Quiet),
+    ("portRange", Use::None),
+    ("windowsRunAsService", Use::Quiet),
+    ("linux", Use::Quiet),
 ];
+
+/// The first needs no setting: what others change shows.
+const PERIODS: &[&str] = &["syncPeriod", "minSyncPeriod"];
+
+/// What becomes of a field.
+enum Use {
+    /// It is obeyed.
+    Full,
+    /// It has no meaning here, and nobody would miss it.
+    Quiet,
+    /// It has no effect here, and whoever sets it should know.
+    None,
+    /// It has fields of its own: those that are obeyed, and those that nobody would miss.
+    Block(&'static [&'static str], &'static [&'static str]),
+}
+
+/// Names the fields that are unknown or without effect. What is empty says nothing.
+fn look_for_odd_fields(value: &Value, notes: &mut Vec<String>) {
+    let says_something = |value: &Value| match value {
+        Value::Null | Value::Bool(false) => false,
+        Value::String(text) => !text.is_empty(),
+        Value::Array(items) => !items.is_empty(),
+        Value::Object(fields) => !fields.is_empty(),
+        _ => true,
+    };
+    for (key, value) in value.as_object().into_iter().flatten() {
+        let known = KNOWN.iter().find(|(name, _)| name == key).map(|(_, known)| known);
+        match (known, value) {
+            (None, _) => notes.push(format!("unknown field {key}")),
+            (Some(Use::None), value) if says_something(value) => {
+                notes.push(format!("{key} has no effect"));
+            }
+            (Some(Use::Block(obeyed, quiet)), Value::Object(fields)) => {
+                let known = |name: &String| [*obeyed, *quiet].concat().contains(&name.as_str());
+                let unknown = fields.keys().filter(|name| !known(name));
+                notes.extend(unknown.map(|name| format!("unknown field {key}.{name}")));
+            }
+            (Some(Use::Block(..)), value) if says_something(value) => {
+                notes.push(format!("{key} has no fields"));
+            }
+            (Some(_), _) => {}
+        }
+    }
+}
 
 impl Configuration {
     /// Reads YAML or JSON. Returns with it what could not be understood.
@@ -131,11 +210,7 @@ impl Configuration {
         let mut config = Self::default();
         let text =
             |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
-        for key in value.as_object().into_iter().flat_map(|object| object.keys()) {
-            if !KNOWN.contains(&key.as_str()) {
-                notes.push(format!("unknown field {key}"));
-            }
-        }
+        look_for_odd_fields(value, &mut notes);
         if let Some(mode) = text(&value["mode"]) {
             match mode.parse() {
                 Ok(mode) => config.mode = mode,
@@ -149,14 +224,20 @@ impl Configuration {
             }
         }
         config.detect_local = detect_local(value, &mut notes);
-        let block = &value[&*config.mode.to_string()];
-        for block in [&value["iptables"], &value["nftables"], block] {
-            if let Some(all) = block["masqueradeAll"].as_bool() {
-                config.masquerade_all = all;
-            }
-            let bit = block["masqueradeBit"].as_u64().and_then(|bit| u32::try_from(bit).ok());
-            config.masquerade_bit = bit.filter(|bit| *bit < 32).unwrap_or(config.masquerade_bit);
+        // The mode's own block, or else that of iptables, which has to do for ipvs as well.
+        let mode = config.mode.to_string();
+        let blocks = [&*mode, "iptables"];
+        let all = blocks.iter().find_map(|block| value[block]["masqueradeAll"].as_bool());
+        config.masquerade_all = all.unwrap_or(config.masquerade_all);
+        let bit = blocks.iter().find_map(|block| value[block]["masqueradeBit"].as_i64());
+        match bit.map(u32::try_from) {
+            Some(Ok(bit @ 0..32)) => config.masquerade_bit = bit,
+            Some(_) => notes.push("masqueradeBit is not between 0 and 31".into()),
+            None => {}
         }
+        let pause = value[&*mode]["minSyncPeriod"].as_str().unwrap_or("0s");
+        let pause = read_duration(pause, "minSyncPeriod", &mut notes);
+        config.shortest_pause = pause.unwrap_or_default();
         let addresses = value["nodePortAddresses"].as_array().into_iter().flatten();
         config.node_port_addresses = addresses.filter_map(text).collect();
         if let Some(localhost) = value["iptables"]["localhostNodePorts"].as_bool() {
@@ -166,7 +247,7 @@ impl Configuration {
         config.metrics = bind(&value["metricsBindAddress"], config.metrics, &mut notes);
         config.node_name = text(&value["hostnameOverride"]);
         config.kubeconfig = text(&value["clientConnection"]["kubeconfig"]).map(PathBuf::from);
-        config.sysctls = sysctls(&value["conntrack"]);
+        config.sysctls = sysctls(&value["conntrack"], &mut notes);
         config.most_connections = most_connections(&value["conntrack"]);
         if let Some(adjustment) = value["oomScoreAdj"].as_i64() {
             config.oom_score_adjustment = Some(adjustment);
@@ -194,13 +275,27 @@ fn detect_local(value: &Value, notes: &mut Vec<String>) -> DetectLocalMode {
     match value["detectLocalMode"].as_str().unwrap_or_default() {
         "" | "ClusterCIDR" => DetectLocalMode::ClusterCidr,
         "NodeCIDR" => DetectLocalMode::NodeCidr,
-        "BridgeInterface" => DetectLocalMode::Bridge(name("bridgeInterface")),
-        "InterfaceNamePrefix" => DetectLocalMode::InterfacePrefix(name("interfaceNamePrefix")),
+        "BridgeInterface" if is_interface(&name("bridgeInterface")) => {
+            DetectLocalMode::Bridge(name("bridgeInterface"))
+        }
+        "InterfaceNamePrefix" if is_interface(&name("interfaceNamePrefix")) => {
+            DetectLocalMode::InterfacePrefix(name("interfaceNamePrefix"))
+        }
+        mode @ ("BridgeInterface" | "InterfaceNamePrefix") => {
+            notes.push(format!("detectLocalMode {mode} without the name of an interface"));
+            DetectLocalMode::ClusterCidr
+        }
         other => {
             notes.push(format!("unknown detectLocalMode {other}"));
             DetectLocalMode::ClusterCidr
         }
     }
+}
+
+/// Whether the kernel could have an interface of that name. It refuses rules about any other.
+fn is_interface(name: &str) -> bool {
+    let odd = |c: char| c == '/' || c == '"' || c.is_whitespace() || c.is_control();
+    !name.is_empty() && name.len() < 16 && !name.contains(odd)
 }
 
 /// An address to listen on: `ip:port`, or an address alone with the usual port.
@@ -227,7 +322,7 @@ fn most_connections(conntrack: &Value) -> Option<u64> {
 }
 
 /// The other settings of connection tracking, with kube-proxy's defaults. Zero leaves one alone.
-fn sysctls(conntrack: &Value) -> Vec<(&'static str, String)> {
+fn sysctls(conntrack: &Value, notes: &mut Vec<String>) -> Vec<(&'static str, String)> {
     let mut wanted = Vec::new();
     let durations = [
         ("tcpEstablishedTimeout", "net/netfilter/nf_conntrack_tcp_timeout_established", "24h"),
@@ -237,7 +332,7 @@ fn sysctls(conntrack: &Value) -> Vec<(&'static str, String)> {
     ];
     for (key, name, usual) in durations {
         let text = conntrack[key].as_str().unwrap_or(usual);
-        let seconds = duration(text).map(|duration| duration.as_secs());
+        let seconds = read_duration(text, key, notes).map(|duration| duration.as_secs());
         if let Some(seconds) = seconds.filter(|seconds| *seconds > 0) {
             wanted.push((name, seconds.to_string()));
         }
@@ -250,7 +345,15 @@ fn sysctls(conntrack: &Value) -> Vec<(&'static str, String)> {
 
 /// The block `ipvs`.
 fn ipvs(block: &Value, notes: &mut Vec<String>) -> IpvsOptions {
-    let timeout = |key: &str| block[key].as_str().and_then(duration).unwrap_or_default();
+    let mut timeout = |key: &str| {
+        let text = block[key].as_str().unwrap_or("0s");
+        read_duration(text, key, notes).unwrap_or_default()
+    };
+    let timeouts = Timeouts {
+        tcp: timeout("tcpTimeout"),
+        tcp_fin: timeout("tcpFinTimeout"),
+        udp: timeout("udpTimeout"),
+    };
     let mut scheduler = Scheduler::default();
     if let Some(name) = block["scheduler"].as_str().filter(|name| !name.is_empty()) {
         match Scheduler::parse(name) {
@@ -267,35 +370,46 @@ fn ipvs(block: &Value, notes: &mut Vec<String>) -> IpvsOptions {
     }
     IpvsOptions {
         scheduler,
-        timeouts: Timeouts {
-            tcp: timeout("tcpTimeout"),
-            tcp_fin: timeout("tcpFinTimeout"),
-            udp: timeout("udpTimeout"),
-        },
+        timeouts,
         strict_arp: block["strictARP"].as_bool().unwrap_or(false),
         excluded,
     }
 }
 
-/// A duration such as `1h30m0s`.
-fn duration(text: &str) -> Option<Duration> {
-    let mut total = 0;
-    let mut number = String::new();
-    for c in text.chars() {
-        if c.is_ascii_digit() {
-            number.push(c);
-            continue;
-        }
-        let unit = match c {
-            'h' => 3600,
-            'm' => 60,
-            's' => 1,
-            _ => return None,
-        };
-        total += number.parse::<u64>().ok()?.checked_mul(unit)?;
-        number.clear();
+fn read_duration(text: &str, key: &str, notes: &mut Vec<String>) -> Option<Duration> {
+    let found = duration(text);
+    if found.is_none() {
+        notes.push(format!("{key}: {text} is not a duration"));
     }
-    number.is_empty().then_some(Duration::from_secs(total))
+    found
+}
+
+/// A duration as Go writes it, such as `1h30m0s`, `1.5h` or `500ms`.
+fn duration(text: &str) -> Option<Duration> {
+    if text == "0" {
+        return Some(Duration::ZERO);
+    }
+    let units = [
+        ("h", 3600.0),
+        ("ms", 1e-3),
+        ("us", 1e-6),
+        ("µs", 1e-6),
+        ("ns", 1e-9),
+        ("m", 60.0),
+        ("s", 1.0),
+    ];
+    let (mut total, mut rest) = (0.0, text);
+    while !rest.is_empty() {
+        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+        let number: f64 = rest[..end].parse().ok()?;
+        let found = units
+            .iter()
+            .find_map(|(unit, worth)| rest[end..].strip_prefix(unit).map(|after| (worth, after)));
+        let (worth, after) = found?;
+        total += number * worth;
+        rest = after;
+    }
+    Duration::try_from_secs_f64(total).ok().filter(|_| !text.is_empty())
 }
 
 #[cfg(test)]
@@ -358,7 +472,23 @@ logging: {level: 4}
             ("clusterCIDR: 10.0.0.0/99", "clusterCIDR 10.0.0.0/99 is not a network"),
             ("metricsBindAddress: here", "here is not an address to listen on"),
             ("detectLocalMode: Guess", "unknown detectLocalMode Guess"),
-            ("conntrack: nonsense", ""),
+            ("conntrack: nonsense", "conntrack has no fields"),
+            ("conntrack: {max: 4, min: 1}", "unknown field conntrack.max"),
+            ("conntrack: {udpTimeout: soon}", "udpTimeout: soon is not a duration"),
+            ("iptables: {syncPeriod: 30s, minSyncPeriod: 1s}", ""),
+            ("featureGates: {NFTablesProxyMode: true}", "featureGates has no effect"),
+            ("featureGates: {}\nenableProfiling: false\nportRange: ''", ""),
+            ("nftables: {masqueradeBit: 32}", "masqueradeBit is not between 0 and 31"),
+            ("ipvs: {excludeCIDRs: [all]}", "ipvs.excludeCIDRs: all is not a network"),
+            (
+                "detectLocalMode: BridgeInterface",
+                "detectLocalMode BridgeInterface without the name of an interface",
+            ),
+            (
+                "detectLocalMode: InterfaceNamePrefix\n\
+                 detectLocal: {interfaceNamePrefix: much-longer-than-that}",
+                "detectLocalMode InterfaceNamePrefix without the name of an interface",
+            ),
         ];
         for (text, want) in cases {
             assert_eq!(Configuration::parse(text).unwrap().1.join(" "), want, "{text}");
@@ -381,6 +511,25 @@ logging: {level: 4}
     }
 
     #[test]
+    fn the_block_of_the_mode_counts() {
+        let blocks = "iptables: {masqueradeAll: true, masqueradeBit: 15}";
+        let cases = [
+            ("mode: iptables\nnftables: {masqueradeAll: false, masqueradeBit: 7}", (true, 15)),
+            ("mode: ipvs\nnftables: {masqueradeAll: false, masqueradeBit: 7}", (true, 15)),
+            ("mode: nftables\nnftables: {masqueradeAll: false, masqueradeBit: 7}", (false, 7)),
+            ("mode: nftables\nnftables: {masqueradeBit: null}", (true, 15)),
+        ];
+        for (text, want) in cases {
+            let (config, notes) = Configuration::parse(&format!("{text}\n{blocks}")).unwrap();
+            assert_eq!((config.masquerade_all, config.masquerade_bit), want, "{text}");
+            assert_eq!(notes, Vec::<String>::new(), "{text}");
+        }
+        let text = "mode: iptables\niptables: {minSyncPeriod: 1.5s}\nipvs: {minSyncPeriod: 9s}";
+        let (config, _) = Configuration::parse(text).unwrap();
+        assert_eq!(config.shortest_pause, Duration::from_millis(1_500));
+    }
+
+    #[test]
     fn the_block_of_ipvs() {
         let text = "mode: ipvs\nipvs: {scheduler: lc, strictARP: true, tcpTimeout: 15m0s, \
             excludeCIDRs: [10.9.0.0/16]}";
@@ -400,9 +549,22 @@ logging: {level: 4}
 
     #[test]
     fn durations() {
-        let cases = [("24h0m0s", Some(86_400)), ("90s", Some(90)), ("1x", None), ("5", None)];
+        let cases = [
+            ("24h0m0s", Some(86_400_000)),
+            ("90s", Some(90_000)),
+            ("1.5h", Some(5_400_000)),
+            ("500ms", Some(500)),
+            ("1m0.5s", Some(60_500)),
+            ("2000µs", Some(2)),
+            ("0", Some(0)),
+            ("", None),
+            ("1x", None),
+            ("5", None),
+            ("-5s", None),
+            ("99999999999999999999h", None),
+        ];
         for (text, want) in cases {
-            assert_eq!(duration(text), want.map(Duration::from_secs), "{text}");
+            assert_eq!(duration(text), want.map(Duration::from_millis), "{text}");
         }
     }
 }

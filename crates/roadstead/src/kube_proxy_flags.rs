@@ -15,7 +15,7 @@ enum Kind {
     Truth,
 }
 
-/// A flag, and the field of the configuration that it stands for.
+/// A flag, and the field of the configuration that it stands for, or several.
 const FLAGS: &[(&str, Kind, &str)] = &[
     ("bind-address", Kind::Text, "bindAddress"),
     ("bind-address-hard-fail", Kind::Truth, "bindAddressHardFail"),
@@ -47,7 +47,7 @@ const FLAGS: &[(&str, Kind, &str)] = &[
     ("kube-api-qps", Kind::Number, "clientConnection.qps"),
     ("log-flush-frequency", Kind::Text, "logging.flushFrequency"),
     ("logging-format", Kind::Text, "logging.format"),
-    ("masquerade-all", Kind::Truth, "iptables.masqueradeAll"),
+    ("masquerade-all", Kind::Truth, "iptables.masqueradeAll,nftables.masqueradeAll"),
     ("metrics-bind-address", Kind::Text, "metricsBindAddress"),
     ("nodeport-addresses", Kind::List, "nodePortAddresses"),
     ("oom-score-adj", Kind::Number, "oomScoreAdj"),
@@ -102,7 +102,9 @@ impl FromArgMatches for KubeProxyFlags {
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
         for (name, kind, field) in FLAGS {
             if let Some(text) = matches.get_one::<String>(name) {
-                set(&mut self.fields, field, read(name, *kind, text)?);
+                for field in field.split(',') {
+                    set(&mut self.fields, field, read(name, *kind, text)?);
+                }
             }
         }
         Ok(())
@@ -159,6 +161,7 @@ mod tests {
                     "oomScoreAdj": -998,
                     "metricsBindAddress": "0.0.0.0:10249",
                     "iptables": {"masqueradeAll": true},
+                    "nftables": {"masqueradeAll": true},
                 }),
             ),
             (

@@ -62,7 +62,12 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     if !machine::may_write_rules() {
         bail!("only root (CAP_NET_ADMIN) can write the rules of the proxy");
     }
-    let flags = &args.flags.fields;
+    let mut flags = args.flags.fields;
+    if let Some(mode) = args.proxy_mode {
+        // Other fields depend on it.
+        flags["mode"] = mode.to_string().into();
+    }
+    let flags = &flags;
     let file = args.config.as_deref().map(|path| from_file(path, flags)).transpose()?;
     let named = file.as_ref().and_then(|(configuration, _)| configuration.kubeconfig.clone());
     let client = match args.kubeconfig.or(named) {
@@ -77,9 +82,6 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
             found = from_cluster(&client, flags) => found,
         },
     };
-    if let Some(mode) = args.proxy_mode {
-        configuration.mode = mode;
-    }
     if !args.cluster_cidr.is_empty() {
         configuration.cluster_networks = args.cluster_cidr;
     }

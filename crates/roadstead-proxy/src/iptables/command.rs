@@ -17,6 +17,9 @@ const HINTS: [&str; 2] = ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"];
 /// So long we wait for other programs that hold the lock.
 const LOCK_SECONDS: &str = "5";
 
+/// The status that iptables ends with if it did not get the lock.
+const RESOURCE_PROBLEM: i32 = 4;
+
 /// Why the rules could not be read or written. Nothing of a refused table has changed then.
 #[derive(Debug, thiserror::Error)]
 pub enum IptablesError {
@@ -127,7 +130,16 @@ impl Programs {
             .args(["-w", LOCK_SECONDS, "-t", &table, "-S", chain])
             .stdin(Stdio::null())
             .output();
-        output.map_err(|source| IptablesError::Run { program, source })
+        let output = output.map_err(|source| {
+            let program = program.clone();
+            IptablesError::Run { program, source }
+        })?;
+        // Somebody else has the lock: nobody knows what the chain looks like.
+        if output.status.code() == Some(RESOURCE_PROBLEM) {
+            let message = first_line(&output.stderr);
+            return Err(IptablesError::Refused { program, message, line: None });
+        }
+        Ok(output)
     }
 
     /// Writes rules; a table takes all of its part or nothing.

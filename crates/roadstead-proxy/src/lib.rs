@@ -24,6 +24,7 @@ pub mod netlink;
 mod news;
 pub mod nft;
 mod nodes;
+mod pace;
 pub mod patience;
 pub mod plane;
 mod retry;

@@ -334,6 +334,46 @@ fn after_a_refused_batch_the_last_good_state_serves() {
     });
 }
 
+/// Clients stay with their pods, though the kernel refuses a batch, and though the proxy restarts
+/// after their Service has shrunk.
+#[test]
+fn sticky_clients_outlive_a_refusal_and_a_restart() {
+    laboratory(|| {
+        make_node();
+        let pod = start_pod(2).address.to_string();
+        let sticky = |agent: &mut Agent, endpoints: &[&str]| {
+            let ports = json!([{"name": "p", "port": 80, "protocol": "TCP"}]);
+            let spec = json!({"clusterIPs": ["10.96.0.1"], "ports": ports,
+                "sessionAffinity": "ClientIP"});
+            service(agent, named("good"), spec);
+            let endpoints: Vec<_> = endpoints.iter().map(|e| json!({"addresses": [e]})).collect();
+            slice(agent, "good", json!({"endpoints": endpoints}));
+        };
+        let remembered = || run("nft list table ip kube-proxy").contains("expires");
+        let mut first = agent(Mode::Nftables);
+        sticky(&mut first, &[&pod]);
+        first.commit().unwrap();
+        assert!(is_served("10.96.0.1") && remembered());
+        run("nft add element ip kube-proxy service-ips '{ 10.96.0.2 . tcp . 80 : 7:7 }'");
+        let ports = json!([{"name": "p", "port": 80, "protocol": "TCP"}]);
+        service(&mut first, named("next"), json!({"clusterIPs": ["10.96.0.2"], "ports": ports}));
+        slice(&mut first, "next", json!({"endpoints": [{"addresses": [pod]}]}));
+        first.commit().unwrap_err();
+        first.commit().unwrap();
+        assert!(is_served("10.96.0.2") && remembered(), "after a refusal");
+        sticky(&mut first, &[&pod, "10.244.0.77"]);
+        first.commit().unwrap();
+        sticky(&mut first, &[&pod]);
+        first.commit().unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(1_100));
+        assert!(first.is_intact());
+        let mut successor = agent(Mode::Nftables);
+        sticky(&mut successor, &[&pod]);
+        successor.commit().unwrap();
+        assert!(is_served("10.96.0.1") && remembered(), "after a restart");
+    });
+}
+
 /// Without CAP_NET_ADMIN the message says what is missing, and a retry comes later.
 #[test]
 fn without_permission_the_message_says_what_is_missing() {

@@ -95,6 +95,21 @@ impl Layout {
         transaction
     }
 
+    /// Whether there is something that only waits to be deleted. A successor would not know what
+    /// it is, and write everything anew.
+    pub fn has_retired(&self) -> bool {
+        !self.retired_chains.is_empty() || !self.retired_sets.is_empty()
+    }
+
+    /// Deletes what nothing refers to since the last transaction.
+    pub fn bury(&mut self) -> Transaction {
+        let mut transaction = Transaction::default();
+        let chains = std::mem::take(&mut self.retired_chains);
+        let sets = std::mem::take(&mut self.retired_sets);
+        revive(&mut transaction, &chains, &sets);
+        transaction
+    }
+
     /// Everything the kernel holds.
     pub fn program(&self) -> Program {
         let mut chains = fixed_chains(&self.surroundings, self.family);

@@ -16,6 +16,7 @@ use tracing::info;
 use self::command::{IptablesError, Programs, Variant};
 use crate::netlink::Socket;
 use crate::nft;
+use crate::pace::Pace;
 use crate::plane::Committed;
 use crate::sysctl;
 
@@ -30,6 +31,9 @@ pub struct IptablesPlane {
     generation: Option<Generation>,
     /// When we last looked for our canaries.
     looked: Instant,
+    /// When the rules were last compared as a whole.
+    compared: Instant,
+    pace: Pace,
     /// How many rules the last commit wrote, by table.
     written: [(TableName, usize); 2],
 }
@@ -38,6 +42,8 @@ pub struct IptablesPlane {
 const ROUTE_LOCALNET: &str = "net/ipv4/conf/all/route_localnet";
 /// How often to look whether others have changed anything.
 const QUICK: Duration = Duration::from_millis(250);
+/// How often the rules are compared as a whole, whether or not somebody seems to have changed them.
+const FULL_COMPARISON: Duration = Duration::from_secs(3600);
 /// How often to look for our canaries.
 const LEISURELY: Duration = Duration::from_secs(5);
 
@@ -56,8 +62,12 @@ impl Generation {
     }
 
     fn has_changed(&mut self) -> bool {
-        let now = nft::generation(&mut self.socket).unwrap_or(self.seen);
-        std::mem::replace(&mut self.seen, now) != now
+        nft::generation(&mut self.socket).is_ok_and(|now| now != self.seen)
+    }
+
+    /// What was before this does not count any more.
+    fn catch_up(&mut self) {
+        self.seen = nft::generation(&mut self.socket).unwrap_or(self.seen);
     }
 }
 
@@ -99,7 +109,10 @@ impl IptablesPlane {
         info!(?family, variant = ?programs.variant(), "using iptables");
         let generation = (programs.variant() != Variant::Legacy).then(Generation::open).flatten();
         let written = COUNTED.map(|table| (table, 0));
-        Self { family, programs, layout: None, generation, looked: Instant::now(), written }
+        let now = Instant::now();
+        let (looked, compared) = (now, now);
+        let pace = Pace::default();
+        Self { family, programs, layout: None, generation, looked, compared, pace, written }
     }
 
     /// Makes the kernel carry the table, in which `changed` are the service ports that differ
@@ -128,7 +141,7 @@ impl IptablesPlane {
         }
         // What others did just before this shows when the canaries are looked for.
         if let Some(generation) = &mut self.generation {
-            generation.has_changed();
+            generation.catch_up();
         }
         self.layout = Some(layout);
         self.written = COUNTED.map(|table| (table, restore.rules(table)));
@@ -159,8 +172,17 @@ impl IptablesPlane {
     /// Looks whether somebody has changed our rules; the next commit then heals them.
     pub fn check(&mut self) -> Result<bool, IptablesError> {
         let Some(layout) = &self.layout else { return Ok(true) };
-        if self.generation.as_mut().is_some_and(Generation::has_changed) {
+        let foreign = self.generation.as_mut().is_some_and(Generation::has_changed);
+        let now = Instant::now();
+        if foreign && !self.pace.may_look(now) {
+            return Ok(true);
+        }
+        // Where others' changes do not show, they are looked for.
+        if foreign || self.compared.elapsed() > FULL_COMPARISON {
+            self.compared = now;
+            self.generation.iter_mut().for_each(Generation::catch_up);
             let intact = layout.is_intact(&self.programs.list()?);
+            self.pace.note(now, Instant::now(), intact);
             if !intact {
                 self.layout = None;
             }

@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use roadstead_forwarding::nft::compile::compile;
 use roadstead_forwarding::nft::diff::Layout;
@@ -27,6 +27,7 @@ use tracing::debug;
 use self::late::Late;
 use self::readback::Found;
 use crate::netlink::{Batch, NetlinkError, Socket};
+use crate::pace::Pace;
 use crate::plane::Committed;
 
 /// How often this process has committed, to tell its own commits from those of others.
@@ -43,23 +44,34 @@ pub struct NftPlane {
     socket: Socket,
     /// `None` if we cannot know, so that the next commit looks or writes it all.
     layout: Option<Layout>,
-    /// Whether the last commit failed: then nothing that is found can be built upon.
-    failed: bool,
+    /// How many commits have failed since the last good one. After the second, nothing that is
+    /// found is built upon.
+    failures: u32,
     /// The kernel's generation and our own commits when all was last known to be well.
     seen: (u32, u32),
     late: Late,
+    /// Since when something of the layout waits to be deleted.
+    retired: Option<Instant>,
+    pace: Pace,
 }
 
 impl NftPlane {
     /// Opens the way to the kernel, without touching anything yet.
     pub fn open() -> io::Result<Self> {
-        let (socket, late) = (Socket::open()?, Late::default());
-        Ok(Self { socket, layout: None, failed: false, seen: (0, 0), late })
+        Ok(Self {
+            socket: Socket::open()?,
+            layout: None,
+            failures: 0,
+            seen: (0, 0),
+            late: Late::default(),
+            retired: None,
+            pace: Pace::default(),
+        })
     }
 
     /// Makes the kernel carry the table, in which `changed` are the service ports that differ
-    /// from the last commit. The first commit takes over what it finds; the one after a failure
-    /// writes everything.
+    /// from the last commit. The first commit takes over what it finds, and so does the one after a
+    /// failure; after another failure everything is written.
     pub fn commit(
         &mut self,
         table: &ForwardingTable,
@@ -70,7 +82,7 @@ impl NftPlane {
             Some(layout) => self.update(layout, table, changed),
             None => self.take_over(table),
         };
-        self.failed = outcome.is_err();
+        self.failures = if outcome.is_err() { self.failures + 1 } else { 0 };
         outcome.map_err(|error| self.explain(error, table.family()))
     }
 
@@ -96,6 +108,7 @@ impl NftPlane {
     ) -> Result<Committed, NetlinkError> {
         let mut transaction = layout.update(table, changed);
         let operations = transaction.operations();
+        self.retired = layout.has_retired().then(Instant::now);
         self.late.hold_back(&mut transaction, Instant::now());
         if !transaction.is_empty() {
             self.send(encode::transaction(table.family(), &transaction))?;
@@ -106,10 +119,11 @@ impl NftPlane {
 
     fn take_over(&mut self, table: &ForwardingTable) -> Result<Committed, NetlinkError> {
         self.late.forget();
+        self.retired = None;
         self.seen = (self.generation()?, OWN_COMMITS.load(Ordering::Relaxed));
-        let found = match self.failed {
-            true => None,
-            false => readback::read(&mut self.socket, table.family())?,
+        let found = match self.failures {
+            2.. => None,
+            _ => readback::read(&mut self.socket, table.family())?,
         };
         if let Some(found) = found
             && let Some(committed) = self.adopt(table, &found)?
@@ -130,7 +144,8 @@ impl NftPlane {
         Ok(Committed { whole: true, operations })
     }
 
-    /// Corrects the elements of the table that was found; `None` if its chains are not ours.
+    /// Completes the table that was found and corrects its elements; `None` if some of its chains or
+    /// sets are not ours.
     fn adopt(
         &mut self,
         table: &ForwardingTable,
@@ -139,10 +154,9 @@ impl NftPlane {
         let slots = found.slots(&compile(table));
         let layout = Layout::resume(table, &slots, found.classes());
         let program = layout.program();
-        if !found.has_structure(&program) {
-            return Ok(None);
-        }
-        let (transaction, foreign) = found.missing(&program);
+        let Some(structure) = found.lacks(&program) else { return Ok(None) };
+        let (elements, foreign) = found.missing(&program);
+        let transaction = Transaction { add: elements.add, delete: elements.delete, ..structure };
         let operations = transaction.operations() + foreign.len();
         if operations > 0 {
             let mut batch = encode::transaction(table.family(), &Transaction::default());
@@ -173,9 +187,14 @@ impl NftPlane {
             // Somebody has deleted them; what else is missing will show.
             debug!(%error, "late elements are gone");
         }
-        if alone {
+        if !self.bury(family) {
+            return Ok(false);
+        }
+        // Somebody who commits all the time must not keep us busy reading.
+        if alone || !self.pace.may_look(Instant::now()) {
             return Ok(true);
         }
+        let started = Instant::now();
         self.seen = (self.generation()?, OWN_COMMITS.load(Ordering::Relaxed));
         let found = readback::read(&mut self.socket, family)?;
         let program = self.layout.as_ref().map(Layout::program);
@@ -183,10 +202,27 @@ impl NftPlane {
             let (transaction, foreign) = found.missing(&program);
             found.has_structure(&program) && transaction.is_empty() && foreign.is_empty()
         });
+        self.pace.note(started, Instant::now(), intact);
         if !intact {
             self.layout = None;
         }
         Ok(intact)
+    }
+
+    /// Deletes what has waited for that for a while; returns whether that went well. Whoever takes
+    /// over later then finds nothing unknown, and keeps what the kernel knows of sticky clients.
+    fn bury(&mut self, family: IpFamily) -> bool {
+        const WHILE: Duration = Duration::from_secs(1);
+        let is_ripe = self.retired.is_some_and(|since| since.elapsed() >= WHILE);
+        let Some(layout) = self.layout.as_mut().filter(|_| is_ripe) else { return true };
+        self.retired = None;
+        let transaction = layout.bury();
+        let outcome = self.send(encode::transaction(family, &transaction));
+        if let Err(error) = &outcome {
+            debug!(%error, "what nobody needs any more cannot be deleted");
+            self.layout = None;
+        }
+        outcome.is_ok()
     }
 
     /// Deletes the table of a family, if there is one.

@@ -147,6 +147,27 @@ impl Found {
         self.chains == chains.collect() && self.sets == sets.collect()
     }
 
+    /// The chains and sets of a program that it lacks; `None` if it has any that the program does not
+    /// know like this, or lacks what packets come in by.
+    pub(super) fn lacks(&self, program: &Program) -> Option<Transaction> {
+        let (mut add_chains, mut known) = (Vec::new(), 0);
+        for (name, chain) in &program.chains {
+            let rules = chain.rules.iter().map(|rule| signature(program.family, rule).to_vec());
+            match self.chains.get(&name.to_string()) {
+                Some(found) if rules.eq(found.iter().cloned()) => known += 1,
+                None if chain.base.is_none() => add_chains.push((name.clone(), chain.clone())),
+                _ => return None,
+            }
+        }
+        let (there, add_sets): (Vec<_>, Vec<_>) =
+            program.affinity.iter().cloned().partition(|set| self.sets.contains(&set.to_string()));
+        let fixed = SetName::ALL.iter().all(|set| self.sets.contains(set.name()));
+        let all_known = known == self.chains.len()
+            && fixed
+            && there.len() + SetName::ALL.len() == self.sets.len();
+        all_known.then(|| Transaction { add_chains, add_sets, ..Transaction::default() })
+    }
+
     /// What must be done to have the elements of a program, and which keys to delete of those
     /// that it does not know.
     pub(super) fn missing(&self, program: &Program) -> (Transaction, Vec<(SetName, Vec<u8>)>) {

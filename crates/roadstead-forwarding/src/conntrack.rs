@@ -46,6 +46,12 @@ pub fn stale(before: &Flows, after: &Flows) -> Vec<FlowFilter> {
     frontends.into_iter().filter_map(filter).collect()
 }
 
+/// What whoever takes over forgets: it does not know what changed before its time, but it knows
+/// where the flows of each frontend may go now.
+pub fn misled(flows: Flows) -> Vec<FlowFilter> {
+    flows.into_iter().map(|(frontend, keep)| FlowFilter { frontend, keep }).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

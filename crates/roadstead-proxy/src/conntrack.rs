@@ -7,7 +7,7 @@ use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, mpsc};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use roadstead_forwarding::conntrack::FlowFilter;
 use roadstead_forwarding::service::{Frontend, Host, IpFamily, Protocol};
@@ -38,37 +38,69 @@ pub struct Order {
     pub node_addresses: BTreeSet<IpAddr>,
 }
 
+/// How often an order is tried, and how long to wait in between.
+const ATTEMPTS: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(500);
+
 /// Starts a thread that carries out orders until nobody can give any more: looking through all
-/// flows takes the kernel milliseconds, and the next change must not wait for that.
+/// flows takes the kernel milliseconds, and the next change must not wait for that. What fails is
+/// tried again, together with what has come up meanwhile.
 pub fn start(metrics: Arc<Metrics>) -> io::Result<mpsc::Sender<Order>> {
     let mut socket = Socket::open()?;
     let (sender, orders) = mpsc::channel::<Order>();
     thread::Builder::new().name("conntrack".into()).spawn(move || {
-        while let Ok(first) = orders.recv() {
-            let all: Vec<_> = [first].into_iter().chain(orders.try_iter()).collect();
+        let (mut open, mut failures) = (Vec::new(), 0);
+        while let Some(new) = wait(&orders, !open.is_empty()) {
+            open.extend(new.into_iter().chain(orders.try_iter()));
             for family in [IpFamily::V4, IpFamily::V6] {
-                let ours: Vec<_> = all.iter().filter(|order| order.family == family).collect();
-                if !ours.is_empty() {
-                    carry_out(&mut socket, family, &ours, &metrics);
+                let ours: Vec<_> = open.iter().filter(|order| order.family == family).collect();
+                if !ours.is_empty() && carry_out(&mut socket, family, &ours, &metrics) {
+                    open.retain(|order| order.family != family);
                 }
+            }
+            failures = if open.is_empty() { 0 } else { failures + 1 };
+            if failures == ATTEMPTS {
+                warn!("stale flows stay until they end by themselves");
+                (open, failures) = (Vec::new(), 0);
+            }
+            // After an error, answers to the old question may still be on their way.
+            if failures > 0
+                && let Ok(fresh) = Socket::open()
+            {
+                socket = fresh;
             }
         }
     })?;
     Ok(sender)
 }
 
-fn carry_out(socket: &mut Socket, family: IpFamily, orders: &[&Order], metrics: &Metrics) {
+/// The next order; `Some(None)` if it is time to try an old one again, `None` at the end.
+fn wait(orders: &mpsc::Receiver<Order>, again: bool) -> Option<Option<Order>> {
+    if !again {
+        return orders.recv().ok().map(Some);
+    }
+    match orders.recv_timeout(PAUSE) {
+        Ok(order) => Some(Some(order)),
+        Err(mpsc::RecvTimeoutError::Timeout) => Some(None),
+        Err(mpsc::RecvTimeoutError::Disconnected) => None,
+    }
+}
+
+/// Whether it was done.
+fn carry_out(socket: &mut Socket, family: IpFamily, orders: &[&Order], metrics: &Metrics) -> bool {
     let started = Instant::now();
-    match forget(socket, family, orders) {
+    let outcome = forget(socket, family, orders);
+    match &outcome {
         Ok(flows) => {
             debug!(?family, flows, took = ?started.elapsed(), "stale flows forgotten");
             let deleted = metrics.conntrack_deleted.get_or_create(&family.into());
-            deleted.inc_by(u64::try_from(flows).unwrap_or(0));
+            deleted.inc_by(u64::try_from(*flows).unwrap_or(0));
         }
-        Err(error) => warn!(?family, %error, "cannot forget stale flows"),
+        Err(error) => warn!(?family, %error, "cannot forget stale flows, will retry"),
     }
     let took = started.elapsed().as_secs_f64();
     metrics.conntrack.get_or_create(&family.into()).observe(took);
+    outcome.is_ok()
 }
 
 /// Deletes the flows that the orders name; returns how many. A later order knows better which
@@ -85,6 +117,10 @@ fn forget(socket: &mut Socket, family: IpFamily, orders: &[&Order]) -> Result<us
             continue;
         }
         for flow in socket.ask(&dump_of(protocol, number))? {
+            // Kernels before 5.8 hand out the flows of all protocols.
+            if !is_of(&flow, protocol) {
+                continue;
+            }
             let Some((dialled, answerer)) = ends(&flow) else { continue };
             let at = |host| Frontend { host, protocol, port: dialled.port() };
             let node = own.contains(&dialled.ip()).then(|| at(Host::Node));
@@ -127,6 +163,12 @@ fn delete(socket: &mut Socket, family: u8, flow: &Message) -> Result<bool, Netli
         }
         Err(error) => Err(error),
     }
+}
+
+fn is_of(flow: &Message, protocol: Protocol) -> bool {
+    const NUMBER: u16 = 1;
+    let transport = attribute(&flow.body, ORIGINAL).and_then(|t| attribute(t, TUPLE_TRANSPORT));
+    transport.and_then(|transport| attribute(transport, NUMBER)) == Some(&[protocol.number()])
 }
 
 /// Whom the client dialled, and who answers.

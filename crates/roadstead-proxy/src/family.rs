@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use roadstead_api::key::ObjectKey;
-use roadstead_forwarding::conntrack::{FlowFilter, Flows, note, stale};
+use roadstead_forwarding::conntrack::{FlowFilter, Flows, misled, note, stale};
 use roadstead_forwarding::service::{IpFamily, ServicePortName};
 use roadstead_forwarding::table::ForwardingTable;
 use roadstead_forwarding::tracker::Tracker;
@@ -29,6 +29,8 @@ pub(crate) struct FamilyPlane {
     pub(crate) carried: (u64, u64),
     /// Services whose changes this family has not written yet, so that nobody has been told.
     pub(crate) untold: BTreeSet<ObjectKey>,
+    /// Whether flows have ever been looked at.
+    settled: bool,
     /// Where the flows of the Services that changed since the last good commit may go until the
     /// next one.
     before: Flows,
@@ -46,6 +48,7 @@ impl FamilyPlane {
             retry: Retry::default(),
             carried: (0, 0),
             untold: BTreeSet::new(),
+            settled: false,
             before: Flows::new(),
             unsettled: BTreeSet::new(),
         }
@@ -68,7 +71,7 @@ impl FamilyPlane {
     }
 
     /// Takes in the changed Services; returns what differs now, and remembers the flows that may
-    /// go stale. A successor knows nothing of changes before its time, and leaves all flows alone.
+    /// go stale.
     pub(crate) fn take_in(
         &mut self,
         tracker: &Tracker,
@@ -89,8 +92,13 @@ impl FamilyPlane {
     }
 
     /// The flows that went stale by the commit that has just succeeded, and by all that the kernel
-    /// refused before it.
+    /// refused before it. After the first one, those that lead where nothing should.
     pub(crate) fn settle(&mut self) -> Vec<FlowFilter> {
+        if !std::mem::replace(&mut self.settled, true) {
+            let mut flows = Flows::new();
+            self.table.iter().for_each(|(name, port)| note(&mut flows, name, port));
+            return misled(flows);
+        }
         let mut after = Flows::new();
         for key in mem::take(&mut self.unsettled) {
             self.table.ports_of(&key).for_each(|(name, port)| note(&mut after, &name, port));

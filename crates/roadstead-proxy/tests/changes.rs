@@ -138,6 +138,23 @@ fn datagrams_follow_their_service() {
     });
 }
 
+/// What changed while no proxy ran is not known to anybody, but where a flow may go is.
+#[test]
+fn datagrams_follow_after_a_restart() {
+    laboratory(|| {
+        let ([here, there], agent, client) = two_pods();
+        assert_eq!(client.soon(Some("pod-2")).as_deref(), Some("pod-2"));
+        drop(agent);
+        let mut successor = new_agent();
+        set(&mut successor, &[here, there.clone()]);
+        assert_eq!(client.ask().as_deref(), Some("pod-2"), "it may stay");
+        drop(successor);
+        let mut successor = new_agent();
+        set(&mut successor, &[there]);
+        assert_eq!(client.soon(Some("pod-3")).as_deref(), Some("pod-3"), "nobody is there");
+    });
+}
+
 /// The kernel refuses a change at first: the flows stay where they are, and move when it is taken.
 #[test]
 fn datagrams_follow_after_a_refusal() {

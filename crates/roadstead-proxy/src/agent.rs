@@ -68,6 +68,8 @@ pub struct Config {
     /// Whether mode `iptables` takes the place of `ipvs` on a kernel without IPVS; otherwise that
     /// is an error.
     pub ipvs_fallback: bool,
+    /// The shortest time between two writes (`minSyncPeriod`), if that is longer than needed.
+    pub shortest_pause: Duration,
     /// The address families to serve. One that the kernel does not have is left out.
     pub families: Vec<IpFamily>,
     /// Shows what is in the kernel; subscribe to it before `run`.
@@ -101,6 +103,7 @@ impl Default for Config {
             mode: Mode::default(),
             ipvs: IpvsOptions::default(),
             ipvs_fallback: true,
+            shortest_pause: Duration::ZERO,
             families: vec![IpFamily::V4, IpFamily::V6],
             programmed: watch::Sender::default(),
             node_port_addresses: Vec::new(),
@@ -190,7 +193,7 @@ pub async fn run(
             Some(change) = node.next() => agent.observe_node(&change),
             Some(change) = nodes.next() => agent.observe_any_node(&change),
             Some(change) = networks.next() => agent.observe_service_network(&change),
-            () = retry::until(agent.next_retry()) => {}
+            () = retry::until(agent.next_time()) => {}
             _ = checks.tick() => if at_leisure(|| agent.is_intact()) { continue },
         }
         agent.drain(&mut services, &mut slices);
@@ -307,7 +310,9 @@ impl Agent {
             let table = ForwardingTable::new(*family, &surroundings);
             let plane = Plane::open(mode, *family, &config.ipvs)
                 .map_err(|source| ProxyError::Open { mode, source })?;
-            Ok(FamilyPlane::new(table, plane))
+            let mut half = FamilyPlane::new(table, plane);
+            half.shortest_pause = config.shortest_pause;
+            Ok(half)
         };
         let agent = Self {
             mode,
@@ -417,9 +422,13 @@ impl Agent {
         // Every table takes the changes in, even if its family cannot write them now.
         let take_in = |half: &mut FamilyPlane| half.take_in(&self.tracker, &told);
         let changed: Vec<_> = self.families.iter_mut().map(take_in).collect();
-        let halves = self.families.iter_mut().zip(changed).filter(|(half, _)| wanted(half));
-        let outcomes: Vec<_> =
-            halves.map(|(half, names)| half.commit(names, &self.metrics)).collect();
+        let mut outcomes = Vec::new();
+        for (half, names) in self.families.iter_mut().zip(changed) {
+            match wanted(half) {
+                true => outcomes.push(half.commit(names, &self.metrics)),
+                false => half.put_off(names),
+            }
+        }
         let (written, failure) = self.settle(outcomes);
         for half in &mut self.families {
             match written.contains(&half.table.family()) {
@@ -443,9 +452,9 @@ impl Agent {
         self.publish();
     }
 
-    /// When to try again what has failed, if anything has.
-    fn next_retry(&self) -> Option<time::Instant> {
-        self.families.iter().filter_map(|half| half.retry.at()).min()
+    /// When to write what has failed or had to wait, if there is such a thing.
+    fn next_time(&self) -> Option<time::Instant> {
+        self.families.iter().filter_map(FamilyPlane::next_time).min()
     }
 
     /// Takes in how writing went: for the health, and for flows that now lead nowhere. A family

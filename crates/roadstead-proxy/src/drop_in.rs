@@ -50,6 +50,7 @@ pub fn agent_config(configuration: &Configuration, node_name: &str) -> Config {
         node_name: node_name.to_owned(),
         mode: configuration.mode,
         ipvs: configuration.ipvs.clone(),
+        shortest_pause: configuration.shortest_pause,
         surroundings: Surroundings {
             detect_local,
             masquerade_all: configuration.masquerade_all,

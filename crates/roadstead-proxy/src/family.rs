@@ -3,18 +3,19 @@
 use std::collections::BTreeSet;
 use std::mem;
 use std::sync::Arc;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use roadstead_api::key::ObjectKey;
 use roadstead_forwarding::conntrack::{FlowFilter, Flows, misled, note, stale};
 use roadstead_forwarding::service::{IpFamily, ServicePortName};
 use roadstead_forwarding::table::ForwardingTable;
 use roadstead_forwarding::tracker::Tracker;
+use tokio::time;
 use tracing::debug;
 
 use crate::metrics::Metrics;
 use crate::plane::{CommitError, Committed, Plane};
-use crate::retry::Retry;
+use crate::retry::{Rest, Retry};
 
 /// One family's table, and its kernel half.
 #[derive(Debug)]
@@ -25,6 +26,12 @@ pub(crate) struct FamilyPlane {
     pub(crate) proven: bool,
     /// When to try again what the kernel refused.
     pub(crate) retry: Retry,
+    /// When to write again at the earliest, and whether something waits for that.
+    rest: Rest,
+    /// The shortest time between two writes that the operator wants.
+    pub(crate) shortest_pause: Duration,
+    /// Service ports that differ from what was last written.
+    changed: BTreeSet<Arc<ServicePortName>>,
     /// The newest Service and the newest slice that the kernel carries.
     pub(crate) carried: (u64, u64),
     /// Services whose changes this family has not written yet, so that nobody has been told.
@@ -46,6 +53,9 @@ impl FamilyPlane {
             plane,
             proven: false,
             retry: Retry::default(),
+            rest: Rest::default(),
+            shortest_pause: Duration::ZERO,
+            changed: BTreeSet::new(),
             carried: (0, 0),
             untold: BTreeSet::new(),
             settled: false,
@@ -56,7 +66,18 @@ impl FamilyPlane {
 
     /// Whether it may write now.
     pub(crate) fn is_due(&self) -> bool {
-        !self.retry.too_early()
+        !self.retry.too_early() && !self.rest.is_on()
+    }
+
+    /// When to write what waits, if anything does.
+    pub(crate) fn next_time(&self) -> Option<time::Instant> {
+        self.retry.at().or(self.rest.end())
+    }
+
+    /// What changed has to wait.
+    pub(crate) fn put_off(&mut self, changed: BTreeSet<Arc<ServicePortName>>) {
+        self.changed.extend(changed);
+        self.rest.note_waiting();
     }
 
     /// Whether it has yet to write the changes of one of these Services.
@@ -109,14 +130,18 @@ impl FamilyPlane {
     /// Writes the changed service ports into the kernel, and counts how it went.
     pub(crate) fn commit(
         &mut self,
-        changed: BTreeSet<Arc<ServicePortName>>,
+        mut changed: BTreeSet<Arc<ServicePortName>>,
         metrics: &Metrics,
     ) -> (IpFamily, Result<(), CommitError>) {
         let family = self.table.family();
+        changed.append(&mut self.changed);
         let started = Instant::now();
         let partial = !self.plane.needs_everything();
         let outcome = self.plane.commit(&self.table, changed);
         self.proven |= outcome.is_ok();
+        let wrote = !matches!(outcome, Ok(Committed { operations: 0, .. }));
+        let pause = if wrote { self.plane.pause(started.elapsed()) } else { Duration::ZERO };
+        self.rest.begin(time::Instant::from_std(started), pause.max(self.shortest_pause));
         match &outcome {
             Ok(Committed { whole, operations }) => {
                 let took = started.elapsed();

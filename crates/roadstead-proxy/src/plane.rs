@@ -231,6 +231,17 @@ impl Plane {
         }
     }
 
+    /// How long after the beginning of a write that took so long the next one may begin.
+    pub fn pause(&self, took: Duration) -> Duration {
+        /// Longer would be felt; it is upstream's `minSyncPeriod`.
+        const MOST: Duration = Duration::from_secs(1);
+        match self {
+            Plane::Nftables(..) | Plane::Ipvs(_) => Duration::ZERO,
+            // Others need the lock, too, and it is free for most of the time then.
+            Plane::Iptables(_) => (took * 3).min(MOST),
+        }
+    }
+
     /// Looks whether the kernel still has what was committed; if not, the next commit heals it.
     /// To be called every [`check_period`](Self::check_period).
     pub fn check(&mut self) -> Result<bool, CommitError> {

@@ -1,4 +1,4 @@
-//! When to try again after the kernel refused something.
+//! When to write again: after the kernel refused something, and after it took something.
 
 use std::future;
 use std::time::Duration;
@@ -50,10 +50,61 @@ impl Retry {
     }
 }
 
+/// A pause after a write, so that others get their turn with the kernel.
+#[derive(Debug, Default)]
+pub(crate) struct Rest {
+    until: Option<time::Instant>,
+    waiting: bool,
+}
+
+impl Rest {
+    /// Everything is written; the next write comes so much after the beginning of this one.
+    pub(crate) fn begin(&mut self, from: time::Instant, pause: Duration) {
+        let until = (!pause.is_zero()).then(|| from + pause);
+        *self = Self { until, waiting: false };
+    }
+
+    /// Something has to wait.
+    pub(crate) fn note_waiting(&mut self) {
+        self.waiting = true;
+    }
+
+    /// Whether it is too early to write.
+    pub(crate) fn is_on(&self) -> bool {
+        self.until.is_some_and(|until| time::Instant::now() < until)
+    }
+
+    /// When it is over, if somebody waits for that.
+    pub(crate) fn end(&self) -> Option<time::Instant> {
+        self.until.filter(|_| self.waiting)
+    }
+}
+
 /// Waits until then; forever if there is nothing to wait for.
 pub(crate) async fn until(at: Option<time::Instant>) {
     match at {
         Some(at) => time::sleep_until(at).await,
         None => future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rest_ends_only_for_those_who_wait() {
+        let now = time::Instant::now();
+        let (long, short) = (Duration::from_secs(60), Duration::ZERO);
+        let mut rest = Rest::default();
+        assert!(!rest.is_on(), "nothing was written yet");
+        rest.begin(now, short);
+        assert!(!rest.is_on() && rest.end().is_none(), "no pause is wanted");
+        rest.begin(now, long);
+        assert!(rest.is_on() && rest.end().is_none(), "nothing to write");
+        rest.note_waiting();
+        assert_eq!(rest.end(), Some(now + long));
+        rest.begin(now, long);
+        assert_eq!(rest.end(), None, "everything is written");
     }
 }

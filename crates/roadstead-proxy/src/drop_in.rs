@@ -151,7 +151,7 @@ pub async fn run(
         outcome = agent => outcome,
         () = async { tokio::join!(checks, complaints, lease, forwarding, health_pages, metrics_pages); } => Ok(()),
     };
-    if let Some(publisher) = publisher.filter(|publisher| publisher.announces) {
+    if let Some(publisher) = publisher {
         let programmed = *programmed.borrow();
         publisher.give_up(client, programmed).await;
     }

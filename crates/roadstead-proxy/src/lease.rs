@@ -1,7 +1,7 @@
 //! Publishes which revision is in the kernel, so that "is my change live?" has an exact answer.
 //!
 //! The same Lease says that this proxy is alive: whoever answers for load balancers renews it
-//! more often, and gives it up at the end.
+//! more often. At the end it is given up, so that nobody waits for us.
 
 use std::time::{Duration, Instant};
 

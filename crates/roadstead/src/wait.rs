@@ -1,8 +1,9 @@
 //! `roadstead wait`: until a change is in the kernel of every node.
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::Parser;
@@ -88,9 +89,10 @@ fn in_its_own_words(error: kube::Error) -> anyhow::Error {
 /// Waits until all living proxies are there; returns how many they are.
 async fn until(client: &Client, wanted: Revisions) -> anyhow::Result<usize> {
     let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), NAMESPACE, &leases());
+    let mut seen = Seen::default();
     loop {
         let all = api.list(&ListParams::default()).await.map_err(in_its_own_words)?;
-        let alive = all.items.iter().filter(|lease| is_alive(lease, Timestamp::now()));
+        let alive = seen.alive(&all.items, Timestamp::now(), Instant::now());
         let programmed: Vec<_> = alive.map(|lease| is_there(lease, wanted)).collect();
         if !programmed.is_empty() && programmed.iter().all(|there| *there) {
             return Ok(programmed.len());
@@ -105,13 +107,44 @@ fn is_there(lease: &DynamicObject, wanted: Revisions) -> bool {
         && number(OF_SLICES).is_some_and(|there| there >= wanted.of_slices)
 }
 
-fn is_alive(lease: &DynamicObject, now: Timestamp) -> bool {
-    let spec = &lease.data["spec"];
-    let renewed = spec["renewTime"].as_str().and_then(|text| text.parse().ok());
-    let age = renewed.map(|at: Timestamp| now.duration_since(at).as_secs());
-    let limit = spec["leaseDurationSeconds"].as_i64().unwrap_or(0);
-    let held = spec["holderIdentity"].as_str().is_some_and(|holder| !holder.is_empty());
-    held && lease.name_any().starts_with(PREFIX) && age.is_some_and(|age| age <= limit)
+/// Whoever is alive renews within this time, unless its Lease is shorter.
+const RENEWAL: Duration = Duration::from_secs(12);
+/// Clocks do not differ by more than this.
+const SKEW: Duration = Duration::from_secs(300);
+
+/// The Leases of proxies as we saw them: when each was renewed, and when we noticed.
+///
+/// Clocks of machines differ, so what counts is whether a Lease is renewed before our eyes. Only one
+/// that is older than any two clocks could differ is dead at once.
+#[derive(Debug, Default)]
+struct Seen(BTreeMap<String, (String, Instant)>);
+
+impl Seen {
+    /// Those that are alive, as far as we can know by now.
+    fn alive<'a>(
+        &mut self,
+        all: &'a [DynamicObject],
+        today: Timestamp,
+        now: Instant,
+    ) -> impl Iterator<Item = &'a DynamicObject> {
+        all.iter().filter(move |lease| {
+            let spec = &lease.data["spec"];
+            let held = spec["holderIdentity"].as_str().is_some_and(|holder| !holder.is_empty());
+            let renewed = spec["renewTime"].as_str().unwrap_or_default();
+            let (Ok(at), true) = (renewed.parse::<Timestamp>(), held) else { return false };
+            let seconds = spec["leaseDurationSeconds"].as_u64().unwrap_or(0);
+            let good_for = Duration::from_secs(seconds).min(RENEWAL);
+            let age = Duration::try_from(today.duration_since(at)).unwrap_or_default();
+            let fresh = || (renewed.to_owned(), now);
+            let known = self.0.entry(lease.name_any()).or_insert_with(fresh);
+            if known.0 != renewed {
+                *known = fresh();
+            }
+            lease.name_any().starts_with(PREFIX)
+                && age < good_for + SKEW
+                && now.saturating_duration_since(known.1) <= good_for
+        })
+    }
 }
 
 #[cfg(test)]
@@ -138,18 +171,31 @@ mod tests {
 
     #[test]
     fn the_dead_are_not_waited_for() {
-        let now: Timestamp = "2026-01-01T00:00:40Z".parse().unwrap();
+        let (today, start): (Timestamp, _) =
+            ("2026-01-01T12:00:00Z".parse().unwrap(), Instant::now());
+        let (old, slow, fast) =
+            ("2026-01-01T10:00:00Z", "2026-01-01T11:58:00Z", "2026-01-01T12:01:00Z");
         let cases = [
-            ("renewed just now", "kube-proxy-n1", "n1", 39, true),
-            ("renewed long ago", "kube-proxy-n1", "n1", 1, false),
-            ("given up", "kube-proxy-n1", "", 39, false),
-            ("of somebody else", "kube-scheduler", "n1", 39, false),
+            ("renewed just now", "kube-proxy-n1", "n1", "2026-01-01T11:59:59Z", [true, false]),
+            ("its clock is slow", "kube-proxy-n1", "n1", slow, [true, false]),
+            ("its clock is fast", "kube-proxy-n1", "n1", fast, [true, false]),
+            ("renewed long ago", "kube-proxy-n1", "n1", old, [false, false]),
+            ("given up", "kube-proxy-n1", "", "2026-01-01T11:59:59Z", [false, false]),
+            ("of somebody else", "kube-scheduler", "n1", "2026-01-01T11:59:59Z", [false, false]),
         ];
-        for (name, lease, holder, second, want) in cases {
-            let lease = json!({"metadata": {"name": lease}, "spec": {
-                "holderIdentity": holder, "leaseDurationSeconds": 10,
-                "renewTime": format!("2026-01-01T00:00:{second:02}Z")}});
-            assert_eq!(is_alive(&serde_json::from_value(lease).unwrap(), now), want, "{name}");
+        for (name, lease, holder, renewed, want) in cases {
+            let mut seen = Seen::default();
+            let mut alive = |renewed: &str, after: u64| {
+                let lease = json!({"metadata": {"name": lease}, "spec": {
+                    "holderIdentity": holder, "leaseDurationSeconds": 40, "renewTime": renewed}});
+                let all = [serde_json::from_value(lease).unwrap()];
+                let now = start + Duration::from_secs(after);
+                seen.alive(&all, today, now).count() == 1
+            };
+            let got = [alive(renewed, 0), alive(renewed, 13)];
+            assert_eq!(got, want, "{name}: at first, and without a sign of life");
+            let ours = holder == "n1" && lease != "kube-scheduler";
+            assert_eq!(alive("2026-01-01T12:00:10Z", 14), ours, "{name}: renewed");
         }
     }
 }

@@ -3,11 +3,13 @@
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
+use std::sync::Arc;
 
 use anyhow::bail;
 use clap::Parser;
 use roadstead_forwarding::packet::{Decision, Origin, Outcome, Packet};
-use roadstead_forwarding::service::{IpFamily, Protocol};
+use roadstead_forwarding::service::{Frontend, Host, IpFamily, Protocol, ServicePortName};
+use roadstead_forwarding::table::ForwardingTable;
 
 use crate::world::Source;
 
@@ -67,8 +69,27 @@ pub async fn run(mut args: Args) -> anyhow::Result<()> {
             (name, _) => Origin::Network(name.unwrap_or_else(|| "eth0".into()).into()),
         },
     };
-    io::stdout().write_all(report(&table.explain(&packet, None)).as_bytes())?;
+    let decision = table.explain(&packet, None);
+    io::stdout().write_all(report(&decision).as_bytes())?;
+    if let Some(note) = unknown_node(&table, &packet, &decision) {
+        writeln!(io::stdout(), "{note}")?;
+    }
     Ok(())
+}
+
+/// A packet for a node port passes if nobody knows which addresses the node has.
+fn unknown_node(table: &ForwardingTable, packet: &Packet, decision: &Decision) -> Option<String> {
+    let unowned = decision.owner.is_none() && table.surroundings().node_addresses.is_empty();
+    let node_port = Frontend { host: Host::Node, protocol: packet.protocol, port: packet.port };
+    let of = |name: &Arc<ServicePortName>| {
+        table.frontends_of(name).iter().any(|(frontend, _)| *frontend == node_port)
+    };
+    let mut names = table.iter().map(|(name, _)| name);
+    let name = names.find(|name| unowned && of(name))?;
+    Some(format!(
+        "note     {} is the node port of {name}, but the node is not known: say --node or --node-address",
+        packet.port
+    ))
 }
 
 fn report(decision: &Decision) -> String {
@@ -95,7 +116,40 @@ fn report(decision: &Decision) -> String {
 
 #[cfg(test)]
 mod tests {
+    use roadstead_api::key::ObjectKey;
+    use roadstead_forwarding::service::ServicePort;
+    use roadstead_forwarding::surroundings::Surroundings;
+
     use super::*;
+
+    #[test]
+    fn node_ports_of_an_unknown_node() {
+        let port = ServicePort { port: 80, node_port: Some(30080), ..ServicePort::default() };
+        let name = ServicePortName {
+            namespace: "ns".into(),
+            name: "web".into(),
+            port: String::new(),
+            protocol: Protocol::Tcp,
+        };
+        let own: IpAddr = [192, 168, 0, 7].into();
+        for (known, number, want) in
+            [(false, 30080, true), (false, 30081, false), (true, 30080, false)]
+        {
+            let node_addresses = known.then_some(own).into_iter().collect();
+            let surroundings = Surroundings { node_addresses, ..Surroundings::default() };
+            let mut table = ForwardingTable::new(IpFamily::V4, &surroundings);
+            table.replace(&ObjectKey::new("ns", "web"), vec![(name.clone(), port.clone())]);
+            let packet = Packet {
+                source: [10, 0, 0, 1].into(),
+                destination: own,
+                protocol: Protocol::Tcp,
+                port: number,
+                origin: Origin::Network("eth0".into()),
+            };
+            let note = unknown_node(&table, &packet, &table.explain(&packet, None));
+            assert_eq!(note.is_some(), want, "{known} {number}");
+        }
+    }
 
     #[test]
     fn destinations() {

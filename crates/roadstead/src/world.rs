@@ -9,6 +9,7 @@ use clap::Parser;
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::api::ListParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, ResourceExt};
@@ -43,6 +44,9 @@ pub struct Source {
     /// The networks of the cluster's pods.
     #[arg(long, value_delimiter = ',', default_value = "10.244.0.0/16", value_name = "CIDR,…")]
     pub cluster_cidr: Vec<IpNet>,
+    /// The networks that ClusterIPs are taken from, as an API server says.
+    #[arg(skip)]
+    service_networks: Vec<IpNet>,
 }
 
 impl Source {
@@ -53,6 +57,7 @@ impl Source {
             (None, Some(path)) => {
                 let client = client(path).await?;
                 self.ask_for_node(&client).await?;
+                self.service_networks = service_networks(&client).await;
                 from_server(client).await?
             }
             (None, None) => bail!("give a file with -f, or a cluster with --kubeconfig"),
@@ -96,6 +101,7 @@ impl Source {
             detect_local: DetectLocal::Networks(self.cluster_cidr.clone()),
             node_address: self.node_address.first().copied(),
             node_addresses,
+            service_networks: self.service_networks.clone(),
             ..Surroundings::default()
         }
     }
@@ -108,6 +114,15 @@ impl Source {
         };
         sort_out(objects(&text)?).with_context(|| format!("in {}", path.display()))
     }
+}
+
+/// The networks of ServiceCIDRs; none where the cluster has no such objects, or hides them.
+async fn service_networks(client: &Client) -> Vec<IpNet> {
+    let found = Api::<ServiceCIDR>::all(client.clone()).list(&ListParams::default()).await;
+    let all = found.map(|list| list.items).unwrap_or_default();
+    let specs = all.into_iter().filter_map(|object| object.spec);
+    let texts = specs.flat_map(|spec| spec.cidrs.unwrap_or_default());
+    texts.filter_map(|text| text.parse().ok()).collect()
 }
 
 /// The objects that forwarding depends on, if there are any.
@@ -146,11 +161,15 @@ async fn from_server(client: Client) -> anyhow::Result<(Vec<Service>, Vec<Endpoi
 
 /// A client for the cluster that a kubeconfig names.
 pub async fn client(path: &PathBuf) -> anyhow::Result<Client> {
+    Ok(Client::try_from(client_config(path).await?)?)
+}
+
+/// How to reach the API server that a kubeconfig names.
+pub async fn client_config(path: &PathBuf) -> anyhow::Result<kube::Config> {
     let kubeconfig = Kubeconfig::read_from(path)
         .with_context(|| format!("cannot read the kubeconfig {}", path.display()))?;
     let options = KubeConfigOptions::default();
-    let config = kube::Config::from_custom_kubeconfig(kubeconfig, &options).await?;
-    Ok(Client::try_from(config)?)
+    Ok(kube::Config::from_custom_kubeconfig(kubeconfig, &options).await?)
 }
 
 #[cfg(test)]

@@ -200,9 +200,14 @@ impl Configuration {
 
     /// The same, but for fields that somebody has set otherwise.
     pub fn parse_with(text: &str, fields: Value) -> Result<(Self, Vec<String>), String> {
+        Ok(Self::read(&Self::merged(text, fields)?))
+    }
+
+    /// YAML or JSON with some fields set otherwise.
+    pub fn merged(text: &str, fields: Value) -> Result<Value, String> {
         let mut value: Value = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
         merge(&mut value, fields);
-        Ok(Self::read(&value))
+        Ok(value)
     }
 
     fn read(value: &Value) -> (Self, Vec<String>) {

@@ -86,6 +86,15 @@ pub struct Around {
     pub announce: bool,
 }
 
+/// Sets what the kernel must be told once.
+pub fn prepare(around: &Around) {
+    sysctl::apply([("net/ipv4/ip_forward", "1")]);
+    sysctl::apply(around.sysctls.iter().map(|(name, value)| (*name, value.as_str())));
+    if let Some(least) = around.most_connections {
+        sysctl::raise("net/netfilter/nf_conntrack_max", least);
+    }
+}
+
 /// Runs the agent and everything around it until `stop`.
 pub async fn run(
     client: Client,
@@ -104,11 +113,7 @@ pub async fn run(
             has = has_service_networks(&client) => config.follow_service_networks = has,
         }
     }
-    sysctl::apply([("net/ipv4/ip_forward", "1")]);
-    sysctl::apply(around.sysctls.iter().map(|(name, value)| (*name, value.as_str())));
-    if let Some(least) = around.most_connections {
-        sysctl::raise("net/netfilter/nf_conntrack_max", least);
-    }
+    prepare(&around);
     if let Some(adjustment) = around.oom_score_adjustment {
         sysctl::adjust_oom_score(adjustment);
     }

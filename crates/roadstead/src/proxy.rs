@@ -28,6 +28,15 @@ pub struct Args {
     /// A KubeProxyConfiguration; without one, the ConfigMap kube-system/kube-proxy is read.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// The address of the API server, whatever the kubeconfig says.
+    #[arg(long, value_name = "URL")]
+    master: Option<String>,
+    /// Set what needs root of the kernel's settings, and exit.
+    #[arg(long)]
+    init_only: bool,
+    /// Write the configuration, with what the flags say, to a file, and exit.
+    #[arg(long, value_name = "FILE")]
+    write_config_to: Option<PathBuf>,
     /// Delete all rules and exit.
     #[arg(long)]
     cleanup: bool,
@@ -59,7 +68,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     if args.cleanup {
         return roadstead_proxy::agent::cleanup().context("rules are left behind");
     }
-    if !machine::may_write_rules() {
+    if args.write_config_to.is_none() && !machine::may_write_rules() {
         bail!("only root (CAP_NET_ADMIN) can write the rules of the proxy");
     }
     let mut flags = args.flags.fields;
@@ -68,12 +77,12 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         flags["mode"] = mode.to_string().into();
     }
     let flags = &flags;
+    if let Some(path) = &args.write_config_to {
+        return write_config(args.config.as_deref(), flags, path);
+    }
     let file = args.config.as_deref().map(|path| from_file(path, flags)).transpose()?;
     let named = file.as_ref().and_then(|(configuration, _)| configuration.kubeconfig.clone());
-    let client = match args.kubeconfig.or(named) {
-        Some(path) => world::client(&path).await?,
-        None => usual_client().await?,
-    };
+    let client = client(args.kubeconfig.or(named), args.master).await?;
     let stop = crate::cli::interrupted();
     let (mut configuration, notes, source) = match file {
         Some((configuration, notes)) => (configuration, notes, None),
@@ -100,17 +109,49 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         oom_score_adjustment: configuration.oom_score_adjustment,
         announce: args.announce,
     };
+    if args.init_only {
+        drop_in::prepare(&around);
+        return Ok(());
+    }
     let config =
         Config { ipvs_fallback: args.ipvs_fallback, ..agent_config(&configuration, &node_name) };
     drop_in::run(client, config, around, stop).await?;
     Ok(())
 }
 
-/// A client for the user's own cluster, or that in whose pod we run.
-async fn usual_client() -> anyhow::Result<Client> {
-    let config = kube::Config::infer().await;
-    let config = config.context("no cluster: --kubeconfig is missing, and --config names none")?;
+/// A client for the cluster of a kubeconfig, for the user's own, or for that in whose pod we run.
+async fn client(kubeconfig: Option<PathBuf>, master: Option<String>) -> anyhow::Result<Client> {
+    let master = master.map(|url| url.parse().with_context(|| format!("{url} is not a URL")));
+    let config = match (kubeconfig, master.transpose()?) {
+        (Some(path), None) => return world::client(&path).await,
+        (Some(path), Some(url)) => {
+            let mut config = world::client_config(&path).await?;
+            config.cluster_url = url;
+            config
+        }
+        (None, Some(url)) => {
+            let inferred = kube::Config::infer().await.ok();
+            let mut config = inferred.unwrap_or_else(|| kube::Config::new(url.clone()));
+            config.cluster_url = url;
+            config
+        }
+        (None, None) => {
+            let config = kube::Config::infer().await;
+            config.context("no cluster: --kubeconfig is missing, and --config names none")?
+        }
+    };
     Ok(Client::try_from(config)?)
+}
+
+/// Writes the configuration of a file, or the default one, as the flags change it. JSON is YAML.
+fn write_config(file: Option<&Path>, flags: &Value, to: &Path) -> anyhow::Result<()> {
+    let text = file.map(std::fs::read_to_string).transpose().context("cannot read --config")?;
+    let merged = Configuration::merged(text.as_deref().unwrap_or("{}"), flags.clone());
+    let mut merged = merged.map_err(|error| anyhow::anyhow!("--config is unreadable: {error}"))?;
+    merged["apiVersion"] = "kubeproxy.config.k8s.io/v1alpha1".into();
+    merged["kind"] = "KubeProxyConfiguration".into();
+    let text = serde_json::to_string_pretty(&merged)? + "\n";
+    std::fs::write(to, text).with_context(|| format!("cannot write {}", to.display()))
 }
 
 fn from_file(path: &Path, flags: &Value) -> anyhow::Result<(Configuration, Vec<String>)> {

@@ -9,26 +9,21 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use roadstead_testkit::netns::{laboratory, run};
 use serde_json::json;
 use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
 
 use crate::server::Server;
 
 const DEFAULT: &str = "/api/v1/namespaces/default";
 
-/// An address of this machine that others could reach: pods have no other.
-fn address() -> String {
-    let routes = std::fs::read_to_string("/proc/net/fib_trie").unwrap();
-    let lines: Vec<_> = routes.lines().map(str::trim).collect();
-    let own = lines.windows(2).filter(|pair| pair[1].contains("/32 host LOCAL"));
-    let mut own = own.filter_map(|pair| pair[0].split_whitespace().last());
-    let found = own.find(|address| !address.starts_with("127."));
-    found.expect("this test needs an address besides that of the loopback").to_owned()
-}
+/// The address of the pod, which is no loopback: those are refused.
+const POD: &str = "10.244.0.1";
 
 /// A program in a pod: tells what it was asked, and moves `/old` to `/new`.
 async fn program() -> u16 {
-    let listener = TcpListener::bind((address(), 0)).await.unwrap();
+    let listener = TcpListener::bind((POD, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let answer = |request: Request<Incoming>| async move {
         let token = request.headers().contains_key("authorization");
@@ -49,8 +44,16 @@ async fn program() -> u16 {
     port
 }
 
-#[tokio::test]
-async fn a_pod_is_reached_through_the_server() {
+#[test]
+fn a_pod_is_reached_through_the_server() {
+    laboratory(|| {
+        run("ip link add bridge0 type bridge && ip link set bridge0 up");
+        run(&format!("ip address add {POD}/24 dev bridge0"));
+        Runtime::new().unwrap().block_on(ask_a_pod());
+    });
+}
+
+async fn ask_a_pod() {
     let server = Server::new().await;
     let port = program().await;
     let pod = json!({"metadata": {"name": "web"}, "spec": {"containers": [
@@ -63,7 +66,7 @@ async fn a_pod_is_reached_through_the_server() {
     server.ask(&format!("PATCH {DEFAULT}/pods/web/status"), place("127.0.0.1")).await;
     let refused = server.ask(&format!("GET {DEFAULT}/pods/web/proxy/"), "").await;
     assert_eq!((refused.code, &refused.body["message"]), (400, &json!("address not allowed")));
-    server.ask(&format!("PATCH {DEFAULT}/pods/web/status"), place(&address())).await;
+    server.ask(&format!("PATCH {DEFAULT}/pods/web/status"), place(POD)).await;
     let cases = [
         ("GET", "web/proxy/a/b?c=d", 200, "GET /a/b?c=d token=false".to_owned()),
         ("POST", "web:http/proxy/", 200, "POST / token=false".to_owned()),

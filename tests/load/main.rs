@@ -1,6 +1,8 @@
-//! Watches under load: many watchers with selectors and broken connections, many writes, and each
-//! watcher must end with exactly what the store holds.
+//! Watches under load: many watchers with selectors and broken connections, many writes. Each watcher
+//! must be told exactly what its selector makes of the writes, each once and in order, and end with
+//! what the store holds.
 
+mod record;
 mod slow;
 
 use std::collections::BTreeMap;
@@ -18,6 +20,8 @@ use roadstead_server::http::handle;
 use roadstead_server::tokens::Tokens;
 use roadstead_store::store::Store;
 use serde_json::{Value, json};
+
+use crate::record::{Selection, Told};
 
 const WATCHERS: u64 = 200;
 const WRITES: u64 = 20_000;
@@ -71,21 +75,32 @@ async fn list(api: &Arc<Api>, query: &str) -> (u64, Seen) {
     (version(&list), seen)
 }
 
+/// What became of a watcher.
+struct Followed {
+    selection: Selection,
+    seen: Seen,
+    /// What it was told since it last listed everything, at this version.
+    since: u64,
+    told: Vec<Told>,
+}
+
 /// Follows the kind until the writers are done and everything has arrived.
 async fn watcher(
     api: Arc<Api>,
     number: u64,
     done: Arc<AtomicU64>,
     relists: Arc<AtomicU64>,
-) -> (String, Seen) {
+) -> Followed {
     let mut random = Random(number);
-    let query = match random.below(4) {
-        0 => String::new(),
-        1 => format!("labelSelector=group%3Dg{}", random.below(5)),
-        2 => format!("labelSelector=group%20in%20(g{},g{})", random.below(5), random.below(5)),
-        _ => format!("fieldSelector=metadata.name%3Dm{}", random.below(OBJECTS)),
+    let selection = match random.below(4) {
+        0 => Selection::All,
+        1 => Selection::Groups(vec![random.below(5)]),
+        2 => Selection::Groups(vec![random.below(5), random.below(5)]),
+        _ => Selection::Name(format!("m{}", random.below(OBJECTS))),
     };
+    let query = selection.query();
     let (mut last, mut seen) = list(&api, &query).await;
+    let (mut since, mut told) = (last, Vec::new());
     loop {
         let path =
             format!("{PATH}?watch=true&allowWatchBookmarks=true&resourceVersion={last}&{query}");
@@ -98,7 +113,7 @@ async fn watcher(
             let next = tokio::time::timeout(Duration::from_millis(300), lines.next()).await;
             let Ok(next) = next else {
                 if end > 0 {
-                    return (query, seen);
+                    return Followed { selection, seen, since, told };
                 }
                 continue;
             };
@@ -109,6 +124,7 @@ async fn watcher(
                 assert_eq!(object["code"], 410, "{event}");
                 relists.fetch_add(1, Ordering::Relaxed);
                 (last, seen) = list(&api, &query).await;
+                (since, told) = (last, Vec::new());
                 break;
             }
             let now = version(object);
@@ -120,7 +136,11 @@ async fn watcher(
             }
             last = now;
             let name = object["metadata"]["name"].as_str().unwrap_or("").to_owned();
-            match event["type"].as_str().unwrap() {
+            let kind = event["type"].as_str().unwrap();
+            if kind != "BOOKMARK" {
+                told.push((now, kind.to_owned(), name.clone()));
+            }
+            match kind {
                 "ADDED" => {
                     assert!(!seen.contains_key(&name), "watcher {number}: {name} added twice");
                     note(&mut seen, object);
@@ -164,17 +184,20 @@ async fn writer(api: Arc<Api>, number: u64, writes: u64) {
 }
 
 #[test]
-fn every_watcher_ends_with_what_the_store_holds() {
+fn every_watcher_is_told_of_every_write() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let range = "10.96.0.0/24".parse().unwrap();
         let config = Config { service_range: range, advertise: None, audit: None };
-        let api = Api::new(Store::memory(), config, Tokens::ephemeral().unwrap());
+        let store = Store::memory();
+        let api = Api::new(store.clone(), config, Tokens::ephemeral().unwrap());
         bootstrap::run(&api).await.unwrap();
+        let (start, _) = list(&api, "").await;
         let (done, relists) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let watchers: Vec<_> = (0..WATCHERS)
             .map(|number| tokio::spawn(watcher(api.clone(), number, done.clone(), relists.clone())))
             .collect();
+        let record = tokio::spawn(record::keep(api.clone(), store, done.clone(), start));
         let begin = Instant::now();
         let writers = 8;
         let writing: Vec<_> = (0..writers)
@@ -185,11 +208,16 @@ fn every_watcher_ends_with_what_the_store_holds() {
         }
         let took = begin.elapsed();
         done.store(1, Ordering::Release);
+        let record = record.await.unwrap();
+        let mut events = 0;
         for task in watchers {
-            let (query, seen) = task.await.unwrap();
-            let (_, want) = list(&api, &query).await;
-            assert_eq!(seen, want, "a watcher of {query:?}");
+            let Followed { selection, seen, since, told } = task.await.unwrap();
+            let (_, want) = list(&api, &selection.query()).await;
+            assert_eq!(seen, want, "a watcher of {selection:?}");
+            assert_eq!(told, selection.events(&record, since), "a watcher of {selection:?}");
+            events += told.len();
         }
+        assert!(events > 1_000, "only {events} events were compared");
         let relists = relists.load(Ordering::Relaxed);
         eprintln!("{WRITES} writes beside {WATCHERS} watchers in {took:?}, {relists} relists");
     });

@@ -18,4 +18,6 @@ pub mod table;
 pub mod tracker;
 
 #[cfg(test)]
+mod properties;
+#[cfg(test)]
 mod samples;

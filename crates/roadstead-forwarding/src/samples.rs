@@ -18,12 +18,12 @@ use crate::service::{IpFamily, Place, Protocol, ServicePort, ServicePortName, Ta
 use crate::surroundings::{DetectLocal, NodePorts, Surroundings};
 use crate::table::ForwardingTable;
 
-const CLUSTER_IPS: u8 = 96;
-const PODS: u8 = 0;
-const OUTSIDE: u8 = 200;
-const EXTERNAL: u8 = 201;
-const BALANCER: u8 = 202;
-const NODE: u8 = 203;
+pub(crate) const CLUSTER_IPS: u8 = 96;
+pub(crate) const PODS: u8 = 0;
+pub(crate) const OUTSIDE: u8 = 200;
+pub(crate) const EXTERNAL: u8 = 201;
+pub(crate) const BALANCER: u8 = 202;
+pub(crate) const NODE: u8 = 203;
 
 /// An address of one of the few networks.
 pub(crate) fn address(family: IpFamily, net: u8, host: u8) -> IpAddr {
@@ -33,7 +33,8 @@ pub(crate) fn address(family: IpFamily, net: u8, host: u8) -> IpAddr {
     }
 }
 
-fn network(family: IpFamily, net: u8) -> IpNet {
+/// One of the few networks.
+pub(crate) fn network(family: IpFamily, net: u8) -> IpNet {
     let length = if family == IpFamily::V4 { 24 } else { 64 };
     IpNet::new(address(family, net, 0), length).unwrap()
 }

@@ -395,7 +395,9 @@ impl SliceView {
             "IPv6" => Some(IpFamily::V6),
             _ => None,
         };
-        let ports = slice.ports.iter().flatten();
+        // Where a Service port has no name, the slice says so with an empty one; upstream skips ports
+        // that say nothing.
+        let ports = slice.ports.iter().flatten().filter(|port| port.name.is_some());
         let ports =
             ports.filter_map(|p| PortView::read(p.name.as_deref(), p.protocol.as_deref(), p.port));
         let endpoints = slice.endpoints.iter().flatten();

@@ -132,7 +132,7 @@ fn sort_out(objects: Vec<Value>) -> anyhow::Result<(Vec<Service>, Vec<EndpointSl
     for object in objects {
         match object["kind"].as_str() {
             Some("Service") => services.push(read(object)?),
-            Some("EndpointSlice") => slices.push(read(object)?),
+            Some("EndpointSlice") => slices.push(read(with_named_ports(object))?),
             kind => drop(others.insert(kind.unwrap_or("objects without a kind").to_owned())),
         }
     }
@@ -144,6 +144,15 @@ fn sort_out(objects: Vec<Value>) -> anyhow::Result<(Vec<Service>, Vec<EndpointSl
         }
     }
     Ok((services, slices))
+}
+
+/// In a slice that an API server has seen, a port that has no name says so with an empty one.
+fn with_named_ports(mut slice: Value) -> Value {
+    let ports = slice.get_mut("ports").and_then(Value::as_array_mut);
+    for port in ports.into_iter().flatten().filter_map(Value::as_object_mut) {
+        port.entry("name").or_insert_with(|| "".into());
+    }
+    slice
 }
 
 fn read<K: DeserializeOwned>(object: Value) -> anyhow::Result<K> {
@@ -177,6 +186,16 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn ports_without_a_name() {
+        let slice = json!({"ports": [{"port": 80}, {"name": "web"}, 7]});
+        let want = json!({"ports": [{"port": 80, "name": ""}, {"name": "web"}, 7]});
+        assert_eq!(with_named_ports(slice), want);
+        for odd in [json!({}), json!({"ports": 7}), json!(7)] {
+            assert_eq!(with_named_ports(odd.clone()), odd);
+        }
+    }
 
     #[test]
     fn what_is_no_service_is_said() {

@@ -18,4 +18,4 @@ pub mod service;
 pub mod trace;
 
 #[cfg(test)]
-mod properties;
+pub(crate) mod properties;

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::compile::compile;
 use super::diff::{Kept, Layout, carry_out, removal, untouched};
 use super::listing::Listing;
-use super::model::{ChainName, TableName};
+use super::model::{ChainName, Program, TableName};
 use super::names::endpoint_chain;
 use super::trace::{World, trace};
 use crate::packet::{Origin, Outcome, Packet, Reason};
@@ -58,13 +58,16 @@ fn refused_node_port(table: &ForwardingTable, packet: &Packet) -> Outcome {
 
 fn agree(table: &ForwardingTable) {
     let program = compile(table);
-    for packet in packets(table.family()) {
-        fresh_clients(table, &program, &packet);
-        returning_clients(table, &program, &packet);
-    }
+    packets(table.family()).iter().for_each(|packet| agree_on(table, &program, packet));
 }
 
-fn fresh_clients(table: &ForwardingTable, program: &super::model::Program, packet: &Packet) {
+/// The rules do with a packet what the table decides, and upstream would.
+pub(crate) fn agree_on(table: &ForwardingTable, program: &Program, packet: &Packet) {
+    fresh_clients(table, program, packet);
+    returning_clients(table, program, packet);
+}
+
+fn fresh_clients(table: &ForwardingTable, program: &Program, packet: &Packet) {
     let permitted = expected(table, packet, None);
     let found = follow(table, program, packet, &BTreeSet::new());
     let outcomes: BTreeSet<_> = found.keys().copied().collect();
@@ -74,7 +77,7 @@ fn fresh_clients(table: &ForwardingTable, program: &super::model::Program, packe
 }
 
 /// A client of a Service with affinity goes where it was before.
-fn returning_clients(table: &ForwardingTable, program: &super::model::Program, packet: &Packet) {
+fn returning_clients(table: &ForwardingTable, program: &Program, packet: &Packet) {
     let Some((name, _)) = table.explain(packet, None).owner else { return };
     let Some(port) = table.get(&name).filter(|port| port.affinity.is_some()) else { return };
     for target in &port.cluster {
@@ -88,7 +91,7 @@ fn returning_clients(table: &ForwardingTable, program: &super::model::Program, p
 
 fn follow(
     table: &ForwardingTable,
-    program: &super::model::Program,
+    program: &Program,
     packet: &Packet,
     lists: &BTreeSet<ChainName>,
 ) -> std::collections::BTreeMap<Outcome, (u64, u64)> {

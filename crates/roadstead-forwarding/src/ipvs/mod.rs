@@ -12,4 +12,4 @@ pub mod rules;
 pub mod trace;
 
 #[cfg(test)]
-mod properties;
+pub(crate) mod properties;

@@ -21,4 +21,4 @@ pub mod print;
 pub mod trace;
 
 #[cfg(test)]
-mod properties;
+pub(crate) mod properties;

@@ -247,21 +247,28 @@ fn chances(paths: &[Path]) -> BTreeMap<Outcome, (u64, u64)> {
     sums
 }
 
-/// The program allows exactly what the table decides, each outcome equally often.
 fn agree(table: &ForwardingTable, program: &Program) {
-    for packet in packets(table.family()) {
-        let permitted = table.decide(&packet);
-        let situation = situation(table.surroundings(), &packet);
-        let found = chances(&trace(program, &situation));
-        let each = (1, permitted.len() as u64);
-        let wanted: BTreeMap<_, _> = permitted.iter().map(|outcome| (*outcome, each)).collect();
-        assert_eq!(found, wanted, "{packet:?} in\n{program}");
-        // A client that comes back.
-        let before: SocketAddr = (address(table.family(), PODS, 3), 8081).into();
-        let again = Situation { before: Some(before), ..situation };
-        let found: BTreeSet<_> = chances(&trace(program, &again)).into_keys().collect();
-        assert_eq!(found, table.explain(&packet, Some(before)).outcomes, "{packet:?} again");
-    }
+    let before: SocketAddr = (address(table.family(), PODS, 3), 8081).into();
+    packets(table.family()).iter().for_each(|packet| agree_on(table, program, packet, before));
+}
+
+/// The program allows exactly what the table decides, each outcome equally often; also for a client
+/// that comes back after it went to `before`.
+pub(crate) fn agree_on(
+    table: &ForwardingTable,
+    program: &Program,
+    packet: &Packet,
+    before: SocketAddr,
+) {
+    let permitted = table.decide(packet);
+    let situation = situation(table.surroundings(), packet);
+    let found = chances(&trace(program, &situation));
+    let each = (1, permitted.len() as u64);
+    let wanted: BTreeMap<_, _> = permitted.iter().map(|outcome| (*outcome, each)).collect();
+    assert_eq!(found, wanted, "{packet:?} in\n{program}");
+    let again = Situation { before: Some(before), ..situation };
+    let found: BTreeSet<_> = chances(&trace(program, &again)).into_keys().collect();
+    assert_eq!(found, table.explain(packet, Some(before)).outcomes, "{packet:?} again");
 }
 
 /// Does what the kernel would do, and refuses what it would refuse.

@@ -169,6 +169,17 @@ fn carried(tracker: &Tracker, family: IpFamily) -> String {
     words.join("; ")
 }
 
+/// As upstream has it; an API server fills in the empty name.
+#[test]
+fn a_port_of_a_slice_must_say_its_name() {
+    let mut tracker = Tracker::new(node());
+    tell(&mut tracker, "w=10.9.0.1,/tcp/80");
+    let mut slice = slice("w", "a", "/tcp/8080,10.0.0.1=ready");
+    slice.ports.as_mut().unwrap()[0].name = None;
+    tracker.observe_slice(&slice);
+    assert_eq!(carried(&tracker, IpFamily::V4), "w:/tcp 10.9.0.1:80>reject");
+}
+
 #[test]
 fn stories() {
     let cases = [

@@ -11,18 +11,25 @@ use roadstead_testkit::netns::{laboratory_of, run, try_run};
 
 use crate::process::Roadstead;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(20);
 const BINARY: &str = env!("CARGO_BIN_EXE_roadstead");
 
 /// `roadstead proxy`, killed when it goes out of scope.
-struct Proxy {
+pub struct Proxy {
     child: Child,
     log: PathBuf,
 }
 
 impl Proxy {
-    /// Starts one in a network namespace, or where the test is.
+    /// Starts one in a network namespace, or where the test is, and waits until it serves.
     fn start(namespace: Option<&str>, kubeconfig: &Path, flags: &str) -> Self {
+        let proxy = Self::launch(namespace, kubeconfig, flags);
+        proxy.wait_until_serving();
+        proxy
+    }
+
+    /// Starts one in a network namespace, or where the test is.
+    pub fn launch(namespace: Option<&str>, kubeconfig: &Path, flags: &str) -> Self {
         let name = namespace.unwrap_or("here");
         let log = kubeconfig.with_file_name(format!("proxy-{name}-{}", flags.len()));
         let enter = namespace.map(|name| format!("ip netns exec {name} ")).unwrap_or_default();
@@ -33,9 +40,11 @@ impl Proxy {
             .stderr(fs::File::create(&log).unwrap())
             .spawn()
             .unwrap();
-        let proxy = Self { child, log };
-        eventually("the proxy serves", PATIENCE, || proxy.said(), |log| log.contains("serving"));
-        proxy
+        Self { child, log }
+    }
+
+    pub fn wait_until_serving(&self) {
+        eventually("the proxy serves", PATIENCE, || self.said(), |log| log.contains("serving"));
     }
 
     fn said(&self) -> String {
@@ -49,7 +58,8 @@ impl Proxy {
         assert!(status.success(), "{status}: {}", self.said());
     }
 
-    fn kill(mut self) {
+    /// Ends it at once; it does not get to know.
+    pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
@@ -83,7 +93,7 @@ ports: [{name: '', port: 8080, protocol: TCP}]
 endpoints: [{addresses: [192.168.9.2], nodeName: n1}, {addresses: [10.244.1.7], nodeName: n2}]
 ";
 
-fn set_status(kubectl: &Kubectl, path: &str, status: &serde_json::Value) {
+pub fn set_status(kubectl: &Kubectl, path: &str, status: &serde_json::Value) {
     let object = kubectl.run(&format!("get --raw {path}"));
     let mut object: serde_json::Value = serde_json::from_str(&object).unwrap();
     object["status"] = status.clone();

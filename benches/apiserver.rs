@@ -238,6 +238,7 @@ impl Bench {
 
     /// Everything that clients do, around a number of objects.
     async fn around(&mut self, size: u64) {
+        self.reconnect().await;
         self.head();
         self.passes += 1;
         let pass = self.passes;
@@ -280,6 +281,13 @@ impl Bench {
         );
     }
 
+    /// Opens all connections anew: servers close those that were silent while another was measured.
+    async fn reconnect(&mut self) {
+        for connection in &mut self.connections {
+            *connection = Connection::open(&connection.config.clone()).await;
+        }
+    }
+
     /// Makes ConfigMaps until there are so many.
     async fn grow(&mut self, size: u64) {
         let made = self.made;
@@ -293,6 +301,7 @@ impl Bench {
 
     /// The memory that is compared: at a fixed number of objects, after the load before.
     async fn fill(&mut self) {
+        self.reconnect().await;
         self.head();
         self.grow(FILLED).await;
         let create = |n| Call::new(Method::POST, SERVICES.into()).with(&service(&format!("f{n}")));

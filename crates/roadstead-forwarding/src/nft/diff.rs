@@ -254,7 +254,12 @@ impl Installed {
                 let cluster = frontend(true).or(frontend(false));
                 (cluster, frontend(false).map(|f| Key::LocalEndpoint(f, 0)))
             }
-            TrafficPolicy::Local => (frontend(false), frontend(true).map(|f| Key::Endpoint(f, 0))),
+            TrafficPolicy::Local => {
+                // The ClusterIP may be another Service's.
+                let own = frontend(true).map(|f| Key::Endpoint(f, 0));
+                let local = own.or(frontend(false).map(|f| Key::LocalEndpoint(f, 0)));
+                (frontend(false), local)
+            }
         };
         let order = |first: Option<Key>, wanted: &[Target]| -> Vec<Target> {
             let keys = (0..).map_while(|slot| Some(first?.at_slot(slot)));

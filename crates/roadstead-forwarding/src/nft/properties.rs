@@ -351,6 +351,47 @@ fn is_forward(outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Forward { .. })
 }
 
+/// Which target is in which slot.
+fn slots(program: &Program) -> Vec<(Key, Value)> {
+    let slots = program.elements.iter().filter(|(_, value)| matches!(value, Value::Target(_)));
+    slots.map(|(key, value)| (*key, value.clone())).collect()
+}
+
+#[test]
+fn a_successor_finds_the_local_slots_of_a_service_whose_cluster_ip_is_taken() {
+    use TrafficPolicy::{Cluster, Local};
+    let edit = |service, vip: u8, balancer: &[u8], policies, targets: &[u8]| {
+        let port = Port {
+            protocol: Protocol::Tcp,
+            number: 80,
+            vips: [vip].into(),
+            external: BTreeSet::new(),
+            balancer: balancer.iter().copied().collect(),
+            node_port: None,
+            policies,
+            ranges: BTreeSet::new(),
+            sticky: false,
+            targets: targets.iter().copied().collect(),
+            draining: BTreeSet::new(),
+        };
+        Edit { service, ports: vec![port] }
+    };
+    let mut table = ForwardingTable::new(IpFamily::V4, &Surroundings::default());
+    let mut layout = Layout::new(&table);
+    for edit in [
+        edit(4, 0, &[], (Local, Cluster), &[9]),
+        edit(4, 1, &[0], (Local, Local), &[3, 9]),
+        edit(0, 1, &[], (Cluster, Cluster), &[]),
+    ] {
+        let changed = apply(&mut table, &edit);
+        layout.update(&table, changed);
+    }
+    let kernel = layout.program();
+    assert_eq!(slots(&kernel).len(), 4, "{kernel}");
+    let successor = Layout::resume(&table, &kernel.elements, []).program();
+    assert_eq!(slots(&successor), slots(&kernel));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(150) })]
 
@@ -378,10 +419,6 @@ proptest! {
         agree(&table, &kernel);
         // A successor takes over as it is.
         let successor = Layout::resume(&table, &kernel.elements, []).program();
-        let slots = |program: &Program| -> Vec<_> {
-            let slots = program.elements.iter().filter(|(_, value)| matches!(value, Value::Target(_)));
-            slots.map(|(key, value)| (*key, value.clone())).collect()
-        };
         prop_assert_eq!(slots(&successor), slots(&kernel));
     }
 

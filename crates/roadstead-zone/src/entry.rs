@@ -282,7 +282,7 @@ impl Entry {
         let addresses = self.endpoints.iter().map(|endpoint| endpoint.address);
         self.own = Addresses::new(addresses, lifetimes.endpoint);
         let mut ports: Vec<Port> =
-            self.slices.iter().flat_map(|slice| slice.ports.iter().cloned()).collect();
+            self.used_slices().flat_map(|slice| slice.ports.to_vec()).collect();
         ports.sort_unstable();
         ports.dedup_by(|a, b| a.name == b.name && a.protocol == b.protocol);
         let same = |a: &Port, b: &Port| a.name == b.name && a.protocol == b.protocol;
@@ -307,6 +307,15 @@ impl Entry {
             zone.part = Arc::new(self.part(number(at + 1), lifetimes));
         }
         self.zones = zones;
+    }
+
+    /// The slices with ready endpoints; a port that only the others have leads nowhere.
+    fn used_slices(&self) -> impl Iterator<Item = &Slice> {
+        let mut used = vec![false; self.slices.len()];
+        for endpoint in &self.endpoints {
+            used[usize::from(endpoint.slice)] = true;
+        }
+        self.slices.iter().zip(used).filter_map(|(slice, used)| used.then_some(slice))
     }
 
     /// The same with only those endpoints that are in a zone.

@@ -1,6 +1,7 @@
 //! Configurations and what they mean.
 
 use roadstead_zone::answer::RecordType;
+use roadstead_zone::zone::{Namespaces, Outside, PodNames, Reverse};
 
 use super::*;
 use crate::respond::Stage;

@@ -5,6 +5,7 @@
 //! one commit, with no pause in between.
 
 mod node;
+mod tell;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -19,7 +20,6 @@ use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::{Api, Client, Resource, ResourceExt};
-use roadstead_api::key::ObjectKey;
 use roadstead_forwarding::announce::Announcements;
 use roadstead_forwarding::select::NodeView;
 use roadstead_forwarding::service::IpFamily;
@@ -31,7 +31,7 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::watch;
 use tokio::{task, time};
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 
 use crate::accounting;
 use crate::addresses::{own_addresses, with_localhost};
@@ -41,7 +41,7 @@ use crate::forward;
 use crate::health::{Health, HealthChecks};
 use crate::ipvs::{IpvsOptions, IpvsPlane};
 use crate::metrics::Metrics;
-use crate::news::{Triggers, Unserved, announce};
+use crate::news::{Triggers, Unserved};
 use crate::nodes::NodeAddresses;
 use crate::plane::{CommitError, Mode, Plane};
 use crate::retry;
@@ -168,16 +168,15 @@ pub async fn run(
         true => informer::<Node>(Api::all(client.clone()), Selection::all().fields(&name)),
         false => futures::stream::pending().boxed(),
     };
-    let follow_nodes = config.follow_node && config.mode == Mode::Ipvs;
-    let mut nodes = match follow_nodes {
-        true => watched::<Node>(Api::all(client.clone()), Selection::all()),
-        false => futures::stream::pending().boxed(),
-    };
     let mut networks = match config.follow_service_networks {
         true => informer::<ServiceCIDR>(Api::all(client.clone()), Selection::all()),
         false => futures::stream::pending().boxed(),
     };
     let mut agent = Agent::new(config)?;
+    let mut nodes = match agent.follows_nodes {
+        true => watched::<Node>(Api::all(client.clone()), Selection::all()),
+        false => futures::stream::pending().boxed(),
+    };
     // Services of other proxies and headless ones never reach us.
     let services = Selection::all().labels("!service.kubernetes.io/service-proxy-name");
     let slices = Selection::all().labels("!service.kubernetes.io/headless");
@@ -442,16 +441,6 @@ impl Agent {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Tells everybody else what the kernel has now.
-    fn tell(&mut self, told: &BTreeSet<ObjectKey>) {
-        self.check_health(told);
-        let behind = self.families.iter().filter(|half| half.is_behind(told));
-        let behind: Vec<_> = behind.map(|half| half.table.family()).collect();
-        announce(&self.announcements, &self.tracker, told, &behind);
-        self.count(told);
-        self.publish();
-    }
-
     /// When to write what has failed or had to wait, if there is such a thing.
     fn next_time(&self) -> Option<time::Instant> {
         self.families.iter().filter_map(FamilyPlane::next_time).min()
@@ -510,37 +499,6 @@ impl Agent {
         }
     }
 
-    /// Brings the figures about the changed Services up to date.
-    fn count(&mut self, dirty: &BTreeSet<ObjectKey>) {
-        for half in &self.families {
-            for key in dirty {
-                let ports = half.table.ports_of(key).map(|(_, port)| port);
-                self.unserved.observe(half.table.family(), key, ports);
-            }
-        }
-        self.unserved.publish(&self.metrics);
-        self.triggers.written(Timestamp::now(), &self.metrics);
-    }
-
-    /// Brings the health checks of the changed Services up to date.
-    fn check_health(&self, dirty: &BTreeSet<ObjectKey>) {
-        let now = |key| self.tracker.health_check(key);
-        self.health_checks.send_if_modified(|checks| {
-            let known = &checks.by_service;
-            if dirty.iter().all(|key| known.get(key).copied() == now(key)) {
-                return false;
-            }
-            let known = &mut Arc::make_mut(checks).by_service;
-            for key in dirty {
-                match now(key) {
-                    Some(check) => drop(known.insert(key.clone(), check)),
-                    None => drop(known.remove(key)),
-                }
-            }
-            true
-        });
-    }
-
     fn note_queued(&self) {
         let now = seconds_now();
         for half in &self.families {
@@ -586,48 +544,6 @@ impl Agent {
             service.iter().for_each(|change| self.observe_service(change));
             slice.iter().for_each(|change| self.observe_slice(change));
         }
-    }
-
-    fn note_left_behind(&self, mode: Mode, error: &ProxyError) {
-        if let (Mode::Nftables, ProxyError::Cleanup { family, .. }) = (mode, error) {
-            self.metrics.nftables_cleanup_failures.get_or_create(&(*family).into()).inc();
-        }
-    }
-
-    /// The newest revisions that all families carry. One that has never carried anything, and has
-    /// nothing to carry, does not count.
-    fn carried(&self) -> (u64, u64) {
-        let counts = |half: &&FamilyPlane| half.proven || half.table.port_count() > 0;
-        let carried = self.families.iter().filter(counts).map(|half| half.carried);
-        carried.reduce(|a, b| (a.0.min(b.0), a.1.min(b.1))).unwrap_or_default()
-    }
-
-    fn publish(&self) {
-        let tables = || self.families.iter().map(|half| &half.table);
-        let before = *self.programmed.borrow();
-        let (of_services, of_slices) = self.carried();
-        let now = Programmed {
-            service_ports: tables().map(ForwardingTable::port_count).sum(),
-            targets: tables().map(ForwardingTable::target_count).sum(),
-            revision: of_services.max(of_slices),
-            of_services,
-            of_slices,
-            commits: before.commits + 1,
-        };
-        if before.commits == 0 {
-            let mode = self.mode;
-            info!(%mode, service_ports = now.service_ports, targets = now.targets, "serving");
-            // Only now: until then the other mode's rules served.
-            for other in Mode::ALL.into_iter().filter(|other| *other != mode) {
-                if let Err(error) = clean_mode(other, Some(mode), &self.ipvs) {
-                    self.note_left_behind(other, &error);
-                }
-            }
-        }
-        self.metrics.programmed_revision.set(now.revision);
-        self.metrics.services_pending.set(0);
-        self.metrics.endpoints_pending.set(0);
-        self.programmed.send_replace(now);
     }
 }
 

@@ -2,25 +2,9 @@
 
 use http::Request;
 
+use crate::discovery;
 use crate::registry::Registry;
 use crate::request::{Path, Query, Target};
-
-/// Everything below an object that some kind has, here or upstream.
-const SUBRESOURCES: [&str; 13] = [
-    "approval",
-    "attach",
-    "binding",
-    "ephemeralcontainers",
-    "eviction",
-    "exec",
-    "finalize",
-    "log",
-    "portforward",
-    "proxy",
-    "scale",
-    "status",
-    "token",
-];
 
 /// What a request is about.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -78,12 +62,14 @@ impl About {
 
     /// Only what is about kinds that are served.
     pub fn known(&self, registry: &Registry) -> Self {
-        let known = Self { verb: self.verb.clone(), uri: self.uri.clone(), ..Self::default() };
-        if registry.find(&self.group, &self.version, &self.resource).is_none() {
-            return known;
+        let Some(resource) = registry.find(&self.group, &self.version, &self.resource) else {
+            return Self { verb: self.verb.clone(), uri: self.uri.clone(), ..Self::default() };
+        };
+        let mut known = self.clone();
+        if !discovery::has_subresource(resource.info(), &known.subresource) {
+            known.subresource = String::new();
         }
-        let subresource = Some(&self.subresource).filter(|name| SUBRESOURCES.contains(&&***name));
-        Self { subresource: subresource.cloned().unwrap_or_default(), ..self.clone() }
+        known
     }
 
     /// How much of the cluster it is about.

@@ -217,18 +217,27 @@ struct Subresource {
 /// What upstream hands on to nodes and pods, and we do not.
 const STREAMS: [&str; 5] = ["log", "exec", "attach", "portforward", "ephemeralcontainers"];
 
-/// Whether objects of a kind have this below them.
+/// Fails if we do not serve this below objects of a kind.
 pub fn check_subresource(info: &Info, name: &str) -> Result<(), ApiError> {
-    if name.is_empty() || subresources(info).iter().any(|subresource| subresource.name == name) {
-        return Ok(());
-    }
-    match is_core(info, "pods") && STREAMS.contains(&name) {
-        true => {
+    match has_subresource(info, name) {
+        true if is_stream(info, name) => {
             let message = format!("{}/{name} is not served by this API server", info.plural);
             Err(ApiError::not_implemented(message))
         }
+        true => Ok(()),
         false => Err(ApiError::no_such_path()),
     }
+}
+
+/// Whether objects of a kind have this below them, here or upstream.
+pub fn has_subresource(info: &Info, name: &str) -> bool {
+    name.is_empty()
+        || is_stream(info, name)
+        || subresources(info).iter().any(|subresource| subresource.name == name)
+}
+
+fn is_stream(info: &Info, name: &str) -> bool {
+    is_core(info, "pods") && STREAMS.contains(&name)
 }
 
 /// Somebody may define a kind of the same name in another group.

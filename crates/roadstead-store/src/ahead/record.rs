@@ -72,7 +72,9 @@ pub(super) fn encode(out: &mut Vec<u8>, salt: &Salt, group: &Group) {
 pub(super) fn decode_all(file: &Bytes, salt: &Salt) -> (Vec<Group>, usize) {
     let (mut groups, mut at, mut end) = (Vec::new(), 0, 0);
     while at < file.len() {
-        match decode(file.slice(at..), salt) {
+        // Most of a file that was used before is not ours: a look at the marker must be cheap.
+        let begins = file[at..].starts_with(salt.marker());
+        match begins.then(|| decode(file.slice(at..), salt)).flatten() {
             Some((group, length)) => {
                 groups.push(group);
                 at += length;
@@ -84,9 +86,9 @@ pub(super) fn decode_all(file: &Bytes, salt: &Salt) -> (Vec<Group>, usize) {
     (groups, end)
 }
 
-/// The record at the beginning of these bytes, and its length.
+/// The record that begins with a marker, and its length.
 fn decode(bytes: Bytes, salt: &Salt) -> Option<(Group, usize)> {
-    if bytes.len() < HEAD || !bytes.starts_with(salt.marker()) {
+    if bytes.len() < HEAD {
         return None;
     }
     let mut rest = bytes.slice(8..);

@@ -100,10 +100,6 @@ pub fn set_status(kubectl: &Kubectl, path: &str, status: &serde_json::Value) {
     kubectl.run(&format!("replace --raw {path}/status -f - <<'END'\n{object}\nEND"));
 }
 
-fn apply(kubectl: &Kubectl, text: &str) {
-    kubectl.run(&format!("apply -f - <<'END'\n{text}\nEND"));
-}
-
 /// Runs a roadstead command; what it printed, and what it complained about.
 fn roadstead(command: &str) -> (bool, String, String) {
     let output = try_run(&format!("{BINARY} {command}"));
@@ -125,7 +121,7 @@ fn in_the_place_of_kube_proxy() {
         let server = Roadstead::apiserver();
         let kubectl = server.kubectl();
         let kubeconfig = server.kubeconfig();
-        apply(&kubectl, MANIFEST);
+        kubectl.apply(MANIFEST);
         let address = serde_json::json!({"type": "InternalIP", "address": "192.168.9.1"});
         let status = serde_json::json!({"addresses": [address]});
         set_status(&kubectl, "/api/v1/nodes/n1", &status);
@@ -258,7 +254,7 @@ fn a_load_balancer_moves_when_its_node_dies() {
             .unwrap();
         let server = Roadstead::apiserver_at("192.168.9.1:6443");
         let kubectl = server.kubectl();
-        apply(&kubectl, BALANCED);
+        kubectl.apply(BALANCED);
         let ingress = serde_json::json!([{"ip": "192.168.9.200"}]);
         let status = serde_json::json!({"loadBalancer": {"ingress": ingress}});
         set_status(&kubectl, "/api/v1/namespaces/default/services/balanced", &status);
@@ -268,7 +264,7 @@ fn a_load_balancer_moves_when_its_node_dies() {
                 "--kubeconfig {} --hostname-override {name} --announce",
                 server.kubeconfig().display()
             );
-            apply(&kubectl, &format!("apiVersion: v1\nkind: Node\nmetadata: {{name: {name}}}"));
+            kubectl.apply(&format!("apiVersion: v1\nkind: Node\nmetadata: {{name: {name}}}"));
             Proxy::start(Some(name), &server.kubeconfig(), &flags)
         };
         let mut proxies = [("n1", start("n1")), ("n2", start("n2"))];

@@ -1,6 +1,6 @@
 # `make demo` shows Roadstead working; `make test` proves it. Both install what they lack.
 
-.PHONY: help demo clean-demo test uml figures bench clients lint clean
+.PHONY: help demo clean-demo test soak uml figures bench clients lint clean
 
 help: ## This list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -13,6 +13,9 @@ clean-demo: ## Stop the demo and remove everything it made.
 
 test: ## Every test that this machine can run; says which it cannot.
 	@scripts/test
+
+soak: ## The random tests with many more cases than `make test` takes; CASES=5000.
+	@scripts/soak
 
 uml: ## Only the tests of IPVS, in user-mode-linux.
 	@scripts/uml

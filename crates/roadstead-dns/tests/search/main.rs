@@ -249,7 +249,7 @@ fn outside() -> impl Strategy<Value = BTreeMap<String, Families>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig { max_local_rejects: u32::MAX, ..ProptestConfig::with_cases(400) })]
 
     /// Whatever exists inside and outside, and whatever was looked up before.
     #[test]

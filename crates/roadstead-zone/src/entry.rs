@@ -179,6 +179,11 @@ impl Entry {
         self.kind != Kind::Unknown
     }
 
+    /// Whether a slice of that name is part of it.
+    pub fn has_slice(&self, name: &str) -> bool {
+        self.slices.iter().any(|slice| *slice.name == *name)
+    }
+
     /// How many endpoints are not ready.
     pub fn unready(&self) -> u32 {
         self.slices.iter().map(|slice| slice.unready).sum()

@@ -5,7 +5,7 @@
 //! of a Service are merged whenever one of them changes, and take effect together: an address that
 //! moves from one slice to another never disappears in between.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::hash::BuildHasher;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -336,15 +336,15 @@ pub(crate) fn text(label: &[u8]) -> &str {
 #[derive(Debug)]
 pub struct Keeper {
     zone: Zone,
-    /// The Service that each slice was last seen with.
-    owners: HashMap<ObjectKey, Box<str>>,
+    /// Hashes of the Services that slices were last seen with, by a hash of the slice's key.
+    owners: Index<u64>,
 }
 
 impl Keeper {
     /// An empty zone. The serial number should be higher than that of any predecessor, for which
     /// the time in seconds will do.
     pub fn new(settings: Settings, serial: u32) -> Self {
-        Self { zone: Zone::new(settings, serial), owners: HashMap::new() }
+        Self { zone: Zone::new(settings, serial), owners: Index::default() }
     }
 
     /// What would be answered from now.
@@ -440,23 +440,34 @@ impl Keeper {
         let Some(service) = labels.and_then(|labels| labels.get(SERVICE_NAME_LABEL)) else {
             return self.remove_slice(&key);
         };
-        if self.owners.get(&key).is_some_and(|owner| **owner != **service) {
+        if self.owner(&key).is_some_and(|entry| !is(name_of(&entry.key), service)) {
             self.remove_slice(&key);
         }
         let view = SliceView::read(slice, &self.zone.settings);
-        self.change(&key.namespace, service, |entry, lifetimes| {
+        let Some(owner) = self.change(&key.namespace, service, |entry, lifetimes| {
             entry.with_slice(&key.name, Some(view), lifetimes)
-        });
-        self.owners.entry(key).or_insert_with(|| service.as_str().into());
+        }) else {
+            return;
+        };
+        self.owners.insert(self.zone.hash(&key), owner, |known| *known == owner);
     }
 
     /// Takes in that an EndpointSlice is gone.
     pub fn remove_slice(&mut self, key: &ObjectKey) {
-        if let Some(service) = self.owners.remove(key) {
-            self.change(&key.namespace, &service, |entry, lifetimes| {
-                entry.with_slice(&key.name, None, lifetimes)
-            });
-        }
+        let Some(entry) = self.owner(key) else { return };
+        let service = text(&name_of(&entry.key)[1..]).to_owned();
+        let owner = self.change(&key.namespace, &service, |entry, lifetimes| {
+            entry.with_slice(&key.name, None, lifetimes)
+        });
+        self.owners.remove(self.zone.hash(key), |known| Some(*known) == owner);
+    }
+
+    /// The Service that a slice was last seen with.
+    fn owner(&self, key: &ObjectKey) -> Option<&Entry> {
+        let owners = self.owners.get(self.zone.hash(key));
+        let mut entries = owners.flat_map(|hash| self.zone.services.get(*hash));
+        let here = |entry: &Entry| is(namespace_of(&entry.key), &key.namespace);
+        entries.find(|entry| here(entry) && entry.has_slice(&key.name)).map(Arc::as_ref)
     }
 
     /// Takes in that a pod has that address; only useful for [`PodNames::Verified`].
@@ -476,17 +487,15 @@ impl Keeper {
         self.bump();
     }
 
-    /// Changes one Service and everything that follows from it.
+    /// Changes one Service and everything that follows from it; returns the hash of its key. What does
+    /// not fit into a label can have no name, so nothing is kept of it.
     fn change(
         &mut self,
         namespace: &str,
         name: &str,
         edit: impl FnOnce(&Entry, &Lifetimes) -> Entry,
-    ) {
-        // What does not fit into a label can have no name.
-        let (Some(mut key), Some(label)) = (wire_label(name), wire_label(namespace)) else {
-            return;
-        };
+    ) -> Option<u64> {
+        let (mut key, label) = (wire_label(name)?, wire_label(namespace)?);
         let name = key.clone();
         key.extend(&label);
         let zone = &mut self.zone;
@@ -521,6 +530,7 @@ impl Keeper {
             });
         }
         self.bump();
+        Some(hash)
     }
 
     fn edit_namespace(&mut self, label: &[u8], edit: impl FnOnce(&mut Namespace)) {
@@ -551,6 +561,11 @@ impl Keeper {
 
 fn suffix(origin: &Name) -> Arc<[u8]> {
     [b"\x03svc", origin.wire()].concat().into()
+}
+
+/// Whether a label in wire form is that text, whatever the case of its letters.
+fn is(label: &[u8], name: &str) -> bool {
+    label[1..].eq_ignore_ascii_case(name.as_bytes())
 }
 
 /// A label in wire form and small letters.

@@ -10,6 +10,7 @@ use domain::rdata::AllRecordData;
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query};
 use hickory_proto::rr::{Name as HickoryName, RecordType as HickoryType};
 use proptest::prelude::*;
+use roadstead_api::key::ObjectKey;
 use roadstead_dns::respond::{Context, MAX_REPLY, Response, Transport, respond};
 use roadstead_dns::setup::Setup;
 use roadstead_zone::name::Name;
@@ -22,6 +23,12 @@ const KINDS: [(u16, &str); 7] =
 
 fn keeper(cluster: &Cluster) -> Keeper {
     let mut keeper = Keeper::new(Settings::new(&Name::parse("cluster.local").unwrap()), 1);
+    observe(&mut keeper, cluster);
+    keeper.set_synced();
+    keeper
+}
+
+fn observe(keeper: &mut Keeper, cluster: &Cluster) {
     cluster.namespaces.iter().for_each(|name| keeper.observe_namespace(name));
     for service in &cluster.services {
         keeper.observe_service(&serde_json::from_value(service.object()).unwrap());
@@ -29,8 +36,24 @@ fn keeper(cluster: &Cluster) -> Keeper {
     for (at, slice) in cluster.slices.iter().enumerate() {
         keeper.observe_slice(&serde_json::from_value(slice.object(at)).unwrap());
     }
-    keeper.set_synced();
-    keeper
+}
+
+/// Brings the zone from one cluster to another; slices of the same number are the same object if
+/// they are in the same namespace.
+fn turn_into(keeper: &mut Keeper, old: &Cluster, new: &Cluster) {
+    old.namespaces.difference(&new.namespaces).for_each(|name| keeper.remove_namespace(name));
+    let key = |service: &ServiceSpec| ObjectKey::new(service.namespace, service.name);
+    for gone in
+        old.services.iter().map(key).filter(|old| !new.services.iter().any(|s| key(s) == *old))
+    {
+        keeper.remove_service(&gone);
+    }
+    for (at, slice) in old.slices.iter().enumerate() {
+        if new.slices.get(at).is_none_or(|new| new.namespace != slice.namespace) {
+            keeper.remove_slice(&ObjectKey::new(slice.namespace, format!("slice-{at}")));
+        }
+    }
+    observe(keeper, new);
 }
 
 /// A query in mixed letters; the size is what the client takes.
@@ -194,12 +217,14 @@ proptest! {
 
     #[test]
     fn the_server_says_what_the_records_say(
+        before in prop::option::of(clusters()),
         cluster in clusters(),
         questions in prop::collection::vec((names(), 0..KINDS.len()), 1..40),
         size in prop::option::of(400..2000_u16),
         turn in 0..100_usize,
     ) {
-        let keeper = keeper(&cluster);
+        let mut keeper = keeper(before.as_ref().unwrap_or(&cluster));
+        before.iter().for_each(|before| turn_into(&mut keeper, before, &cluster));
         let records = Records::of(&cluster);
         for (name, kind) in questions {
             let (number, kind) = KINDS[kind];

@@ -4,6 +4,7 @@
 //! nobody: until then the rules of the predecessor serve. From then on every burst of changes is
 //! one commit, with no pause in between.
 
+mod leave;
 mod node;
 mod tell;
 
@@ -31,7 +32,7 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::watch;
 use tokio::{task, time};
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tracing::warn;
 
 use crate::accounting;
 use crate::addresses::{own_addresses, with_localhost};
@@ -210,28 +211,9 @@ pub async fn run(
 pub fn cleanup() -> Result<(), ProxyError> {
     forward::remove().unwrap_or_else(|error| warn!(%error, "rules left behind"));
     // What one mode left behind is no reason to leave the rest.
-    let options = IpvsOptions::default();
-    let outcomes = Mode::ALL.map(|mode| clean_mode(mode, None, &options));
+    let outcomes = Mode::ALL.map(leave::clean_mode);
     // Not before the rules that count with them.
     accounting::remove();
-    outcomes.into_iter().collect()
-}
-
-/// Deletes everything that a mode has written into the kernel, but for what the one in use needs.
-fn clean_mode(mode: Mode, in_use: Option<Mode>, ipvs: &IpvsOptions) -> Result<(), ProxyError> {
-    let outcomes = [IpFamily::V4, IpFamily::V6].map(|family| {
-        let opened = Plane::open(mode, family, ipvs);
-        match opened.and_then(|mut plane| plane.remove(in_use)) {
-            Err(error) if !error.is_missing_feature() => {
-                warn!(%mode, ?family, error = error.full_text(), "rules left behind");
-                Err(ProxyError::Cleanup { family, source: error })
-            }
-            _ => {
-                debug!(%mode, ?family, "rules deleted");
-                Ok(())
-            }
-        }
-    });
     outcomes.into_iter().collect()
 }
 
@@ -258,6 +240,7 @@ pub fn usable_mode(config: &Config) -> Result<Mode, ProxyError> {
 pub struct Agent {
     mode: Mode,
     ipvs: IpvsOptions,
+    others: leave::Others,
     tracker: Tracker,
     families: Vec<FamilyPlane>,
     programmed: watch::Sender<Programmed>,
@@ -316,6 +299,7 @@ impl Agent {
         let agent = Self {
             mode,
             ipvs: config.ipvs.clone(),
+            others: leave::Others::default(),
             families: config.families.iter().map(family).collect::<Result<_, _>>()?,
             tracker: Tracker::new(NodeView { name: config.node_name.clone(), zone: config.zone }),
             programmed: config.programmed,
@@ -515,6 +499,7 @@ impl Agent {
 
     /// Whether the kernel still has what we committed; if not, the next commit heals it.
     pub fn is_intact(&mut self) -> bool {
+        self.let_others_leave();
         let mut intact = true;
         for half in &mut self.families {
             match half.plane.check() {

@@ -264,17 +264,40 @@ impl Plane {
     /// Deletes everything of ours, if there is anything, but for what another mode needs: iptables
     /// and IPVS share some chains.
     pub fn remove(&mut self, in_use: Option<Mode>) -> Result<(), CommitError> {
-        let kept = match in_use {
-            Some(Mode::Iptables) => Kept::ours(),
-            Some(Mode::Ipvs) => rules::kept(),
-            Some(Mode::Nftables) | None => Kept::nothing(),
-        };
+        let kept = kept_for(in_use);
         match self {
             Plane::Nftables(plane, family) => plane.remove(*family)?,
             Plane::Iptables(plane) => plane.remove(&kept)?,
             Plane::Ipvs(plane) => plane.remove(&kept)?,
         }
         Ok(())
+    }
+
+    /// The same, but for what connections need that were made in this mode. Returns whether nothing is
+    /// left; if not, [`has_left`](Self::has_left) is to be asked now and then.
+    pub fn leave(&mut self, in_use: Mode) -> Result<bool, CommitError> {
+        match self {
+            // The kernel knows how to translate them without our rules.
+            Plane::Nftables(..) | Plane::Iptables(_) => self.remove(Some(in_use)).map(|()| true),
+            Plane::Ipvs(plane) => Ok(plane.leave(&kept_for(Some(in_use)))?),
+        }
+    }
+
+    /// Deletes what connections needed until now; returns whether nothing is left.
+    pub fn has_left(&mut self) -> Result<bool, CommitError> {
+        match self {
+            Plane::Nftables(..) | Plane::Iptables(_) => Ok(true),
+            Plane::Ipvs(plane) => Ok(plane.has_left()?),
+        }
+    }
+}
+
+/// The rules that the mode in use needs.
+fn kept_for(in_use: Option<Mode>) -> Kept {
+    match in_use {
+        Some(Mode::Iptables) => Kept::ours(),
+        Some(Mode::Ipvs) => rules::kept(),
+        Some(Mode::Nftables) | None => Kept::nothing(),
     }
 }
 

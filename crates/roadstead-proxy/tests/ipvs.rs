@@ -3,6 +3,7 @@
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 use std::{io, thread};
 
@@ -18,7 +19,9 @@ use roadstead_proxy::agent::{Agent, Config, ProxyError};
 use roadstead_proxy::ipvs::{IpvsError, IpvsOptions, IpvsPlane};
 use roadstead_proxy::plane::{Committed, Mode};
 use roadstead_testkit::netns::{inside, laboratory, make_node, make_pod, run};
+use roadstead_watch::informer::Change;
 use rustix::net::sockopt::set_socket_linger;
+use serde_json::json;
 
 fn table() -> ForwardingTable {
     let networks = vec!["10.0.0.0/8".parse().unwrap()];
@@ -169,16 +172,7 @@ fn what_somebody_else_clears_comes_back() {
 fn a_connection_outlives_its_endpoint() {
     laboratory(|| {
         make_node();
-        let pods = [2, 3].map(|number| {
-            let (name, address, _) = make_pod(number);
-            let listener = inside(&name, || TcpListener::bind(("0.0.0.0", 80)).unwrap());
-            thread::spawn(move || {
-                for connection in listener.incoming().flatten() {
-                    thread::spawn(move || io::copy(&mut &connection, &mut &connection));
-                }
-            });
-            SocketAddr::new(address.into(), 80)
-        });
+        let pods = echoing_pods();
         let mut table = table();
         let both = pods.map(|pod| pod.to_string()).join(" ");
         set(&mut table, "echo", "10.96.0.1:80", &both);
@@ -220,6 +214,83 @@ fn a_connection_outlives_its_endpoint() {
         });
         assert!(gone, "it has drained: {}", run("ipvsadm -ln; ipvsadm -lnc"));
     });
+}
+
+/// An agent that serves 10.96.0.1:80 with two pods.
+fn agent(mode: Mode, pods: [SocketAddr; 2]) -> Agent {
+    let networks = vec!["10.0.0.0/8".parse().unwrap()];
+    let surroundings =
+        Surroundings { detect_local: DetectLocal::Networks(networks), ..Surroundings::default() };
+    let families = vec![IpFamily::V4];
+    let config = Config { mode, surroundings, families, ipvs_fallback: false, ..Config::default() };
+    let mut agent = Agent::new(config).unwrap();
+    let endpoints = pods.map(|pod| json!({"addresses": [pod.ip()]}));
+    let service = json!({
+        "metadata": {"namespace": "week", "name": "echo"},
+        "spec": {"clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.1"], "ports": [{"port": 80}]},
+    });
+    let slice = json!({
+        "metadata": {"namespace": "week", "name": "echo-1",
+            "labels": {"kubernetes.io/service-name": "echo"}},
+        "addressType": "IPv4", "ports": [{"name": "", "port": 80}], "endpoints": endpoints,
+    });
+    agent.observe_service(&Change::Set(Arc::new(serde_json::from_value(service).unwrap())));
+    agent.observe_slice(&Change::Set(Arc::new(serde_json::from_value(slice).unwrap())));
+    agent.commit().unwrap();
+    agent
+}
+
+#[test]
+#[ignore = "needs a kernel with IPVS, see scripts/uml"]
+fn a_connection_outlives_its_mode() {
+    laboratory(|| {
+        make_node();
+        let pods = echoing_pods();
+        drop(agent(Mode::Ipvs, pods));
+        let open = || inside("outside", || TcpStream::connect("10.96.0.1:80").unwrap());
+        let mut old = [open(), open(), open()];
+        let mut successor = agent(Mode::Iptables, pods);
+        let servers = run("ipvsadm -Ln");
+        assert!(servers.contains("Masq    0      2"), "they get no more connections: {servers}");
+        assert_eq!(run("ipset list -n"), "", "connections do not need the sets");
+        let mut new = open();
+        for connection in old.iter_mut().chain([&mut new]) {
+            echo(connection).unwrap();
+        }
+        assert_eq!(run("ipvsadm -Lnc | grep -c ESTABLISHED"), "3", "the new one goes elsewhere");
+
+        // Another one who comes meanwhile waits for the last connection, too.
+        assert!(successor.is_intact());
+        drop(successor);
+        let mut last = agent(Mode::Iptables, pods);
+        old.iter_mut().for_each(|connection| echo(connection).unwrap());
+        for connection in &old {
+            set_socket_linger(connection, Some(Duration::ZERO)).unwrap();
+        }
+        drop(old);
+        let gone = (0..40).any(|_| {
+            thread::sleep(Duration::from_millis(500));
+            assert!(last.is_intact());
+            run("ipvsadm -Sn").is_empty()
+        });
+        assert!(gone, "nobody needs it any more: {}", run("ipvsadm -ln; ipvsadm -lnc"));
+        assert!(!run("ip link").contains("kube-ipvs0"));
+        echo(&mut new).unwrap();
+        echo(&mut open()).unwrap();
+    });
+}
+
+fn echoing_pods() -> [SocketAddr; 2] {
+    [2, 3].map(|number| {
+        let (name, address, _) = make_pod(number);
+        let listener = inside(&name, || TcpListener::bind(("0.0.0.0", 80)).unwrap());
+        thread::spawn(move || {
+            for connection in listener.incoming().flatten() {
+                thread::spawn(move || io::copy(&mut &connection, &mut &connection));
+            }
+        });
+        SocketAddr::new(address.into(), 80)
+    })
 }
 
 fn echo(connection: &mut TcpStream) -> io::Result<()> {

@@ -9,10 +9,9 @@ use roadstead_api::key::ObjectKey;
 use roadstead_forwarding::table::ForwardingTable;
 use tracing::info;
 
-use super::{Agent, Programmed, ProxyError, clean_mode};
+use super::{Agent, Programmed};
 use crate::family::FamilyPlane;
 use crate::news::announce;
-use crate::plane::Mode;
 
 impl Agent {
     /// Tells everybody else what the kernel has now.
@@ -23,6 +22,7 @@ impl Agent {
         announce(&self.announcements, &self.tracker, told, &behind);
         self.count(told);
         self.publish();
+        self.take_the_place_of_others();
     }
 
     /// Brings the figures about the changed Services up to date.
@@ -56,12 +56,6 @@ impl Agent {
         });
     }
 
-    fn note_left_behind(&self, mode: Mode, error: &ProxyError) {
-        if let (Mode::Nftables, ProxyError::Cleanup { family, .. }) = (mode, error) {
-            self.metrics.nftables_cleanup_failures.get_or_create(&(*family).into()).inc();
-        }
-    }
-
     /// The newest revisions that all families carry. One that has never carried anything, and has
     /// nothing to carry, does not count.
     fn carried(&self) -> (u64, u64) {
@@ -85,12 +79,6 @@ impl Agent {
         if before.commits == 0 {
             let mode = self.mode;
             info!(%mode, service_ports = now.service_ports, targets = now.targets, "serving");
-            // Only now: until then the other mode's rules served.
-            for other in Mode::ALL.into_iter().filter(|other| *other != mode) {
-                if let Err(error) = clean_mode(other, Some(mode), &self.ipvs) {
-                    self.note_left_behind(other, &error);
-                }
-            }
         }
         self.metrics.programmed_revision.set(now.revision);
         self.metrics.services_pending.set(0);

@@ -5,6 +5,7 @@
 //! 0 until the last one has ended.
 
 mod conversation;
+mod leave;
 pub(crate) mod link;
 mod servers;
 mod sets;
@@ -16,13 +17,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
-use roadstead_forwarding::iptables::diff::{Kept, install};
+use roadstead_forwarding::iptables::diff::install;
 use roadstead_forwarding::iptables::listing::Listing;
 use roadstead_forwarding::ipvs::diff::{Delta, Layout};
 use roadstead_forwarding::ipvs::model::{
     Program, Scheduler, Server, SetName, Settings, Timeouts, Virtual,
 };
-use roadstead_forwarding::ipvs::rules;
 use roadstead_forwarding::service::{IpFamily, Protocol, ServicePortName};
 use roadstead_forwarding::table::ForwardingTable;
 use tracing::debug;
@@ -296,41 +296,6 @@ impl IpvsPlane {
     /// Whether the next commit will look at everything.
     pub fn needs_everything(&self) -> bool {
         self.layout.is_none()
-    }
-
-    /// Deletes everything of ours, if there is anything; rules that are kept stay.
-    pub fn remove(&mut self, kept: &Kept) -> Result<(), IpvsError> {
-        self.layout = None;
-        self.draining.clear();
-        let restore = rules::removal(self.family, &self.programs.list()?, kept);
-        if !restore.is_empty() {
-            self.programs.restore(&restore.to_string())?;
-        }
-        for set in SetName::ALL {
-            self.sets
-                .remove(set)
-                .doing(|| format!("delete the ipset {}", set.text(self.family)))?;
-        }
-        if let Some(link) = self.links.find().doing("find the link kube-ipvs0")? {
-            let addresses = self.links.addresses(self.family, link).doing("list addresses")?;
-            for (server, _) in self.servers.list(self.family).doing("list virtual servers")? {
-                let on_node = addresses.ours.contains(&server.address)
-                    || addresses.others.contains(&server.address);
-                if on_node && !self.options.excludes(&server) {
-                    self.servers.delete(&server).doing(|| format!("delete {server:?}"))?;
-                }
-            }
-            for address in addresses.ours {
-                self.links.delete(link, address).doing(|| format!("delete {address}"))?;
-            }
-            // The other family may still use the link.
-            let other = if self.family == IpFamily::V4 { IpFamily::V6 } else { IpFamily::V4 };
-            let rest = self.links.addresses(other, link).doing("list addresses")?;
-            if rest.ours.is_empty() {
-                self.links.remove().doing("delete the link kube-ipvs0")?;
-            }
-        }
-        Ok(())
     }
 
     /// What a predecessor left, so that taking over disturbs nobody. Destinations that it was

@@ -41,7 +41,6 @@ fn main() {
         Ok("row") => return measure_row(&sizes),
         Ok("packets") => return packets::measure(),
         Ok("peer") => return peer::measure(),
-        Ok("follow") => return peer::follow(),
         Ok(_) => {}
     }
     run("mount -t tmpfs tmpfs /run && mkdir -p /run/netns && ip link set lo up");

@@ -15,22 +15,19 @@ use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
-use roadstead_proxy::agent;
 use roadstead_proxy::netlink::{SUBSYSTEM_NFTABLES, Socket, attribute, request};
-use roadstead_proxy::plane::Mode;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
-use tokio_util::sync::CancellationToken;
 
-use crate::cluster::{self, PODS, address, config, service_object, slice_object};
-use crate::{INSIDE, resident};
+use crate::cluster::{self, PODS, address, service_object, slice_object};
+use crate::resident;
 
 /// Names the program to compare with.
 pub const KUBE_PROXY: &str = "KUBE_PROXY";
-/// Names the program that serves the API.
+/// Names our own, which also serves the API.
 const ROADSTEAD: &str = "ROADSTEAD";
-const SIZES: [u32; 2] = [1_000, 5_000];
+const SIZES: [u32; 4] = [1_000, 5_000, 10_000, 20_000];
 const CHANGES: u32 = 5;
 /// kube-proxy cleans up a second after a change.
 const PAUSE: Duration = Duration::from_millis(2_500);
@@ -48,16 +45,6 @@ pub fn measure() {
             subject.measure(services, &runtime, &client);
         }
     }
-}
-
-/// The part of the child: the agent, as `roadstead proxy` runs it.
-pub fn follow() {
-    let runtime = Runtime::new().expect("a runtime");
-    runtime.block_on(async {
-        let client = Client::try_default().await.expect("a kubeconfig");
-        let config = config(Mode::Nftables, &[]);
-        agent::run(client, config, CancellationToken::new()).await.expect("we may write rules");
-    });
 }
 
 /// Ends with its owner.
@@ -95,7 +82,7 @@ fn wait_for(services: u32) {
     let started = Instant::now();
     let mut kernel = Socket::open().expect("a netlink socket");
     while !serves(&mut kernel, services - 1) {
-        assert!(started.elapsed() < Duration::from_secs(180), "nobody serves service {services}");
+        assert!(started.elapsed() < Duration::from_secs(600), "nobody serves service {services}");
         sleep(Duration::from_millis(5));
     }
 }
@@ -107,6 +94,7 @@ async fn serve(services: u32, targets: impl Fn(u32) -> Vec<u32>) -> (Running, Cl
     let server = Command::new(program)
         .args(["apiserver", "--ephemeral", "--log", "warn", "--kubeconfig-out", KUBECONFIG])
         .stdout(Stdio::null())
+        .stderr(Stdio::null())
         .spawn()
         .expect("the API server starts");
     let server = Running(server);
@@ -155,22 +143,19 @@ enum Subject {
 impl Subject {
     fn start(self, local: &str) -> Running {
         let mut command = match self {
-            Subject::KubeProxy => {
-                let mut command = Command::new(env::var(KUBE_PROXY).expect("it was set"));
-                command.args(["--proxy-mode=nftables", "--hostname-override=node-1"]);
-                command.args(["--kubeconfig", KUBECONFIG, "--cluster-cidr", local]);
-                // These settings belong to the machine, which is not ours to set.
-                command.args(["--conntrack-max-per-core=0", "--conntrack-min=0"]);
-                command.arg("--conntrack-tcp-timeout-established=0");
-                command.arg("--conntrack-tcp-timeout-close-wait=0");
-                command
-            }
+            Subject::KubeProxy => Command::new(env::var(KUBE_PROXY).expect("it was set")),
             Subject::Roadstead => {
-                let mut command = Command::new(env::current_exe().expect("a path"));
-                command.env(INSIDE, "follow").env("KUBECONFIG", KUBECONFIG);
+                let mut command = Command::new(env::var(ROADSTEAD).expect("it was set"));
+                command.args(["proxy", "--no-lease"]);
                 command
             }
         };
+        command.args(["--proxy-mode=nftables", "--hostname-override=node-1"]);
+        command.args(["--kubeconfig", KUBECONFIG, "--cluster-cidr", local]);
+        // These settings belong to the machine, which is not ours to set.
+        command.args(["--conntrack-max-per-core=0", "--conntrack-min=0"]);
+        command.arg("--conntrack-tcp-timeout-established=0");
+        command.arg("--conntrack-tcp-timeout-close-wait=0");
         let command = command.stdout(Stdio::null()).stderr(Stdio::null());
         Running(command.spawn().expect("it starts"))
     }

@@ -16,6 +16,17 @@ impl ObjectKey {
     pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
         Self { namespace: namespace.into(), name: name.into() }
     }
+
+    /// Both in one text, for those who remember very many.
+    pub fn packed(&self) -> Box<str> {
+        format!("{}/{}", self.namespace, self.name).into()
+    }
+
+    /// The key in such a text. No namespace contains a slash.
+    pub fn unpacked(text: &str) -> Self {
+        let (namespace, name) = text.split_once('/').unwrap_or_default();
+        Self::new(namespace, name)
+    }
 }
 
 impl fmt::Display for ObjectKey {
@@ -24,6 +35,19 @@ impl fmt::Display for ObjectKey {
             f.write_str(&self.name)
         } else {
             write!(f, "{}/{}", self.namespace, self.name)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_text_for_both() {
+        for (namespace, name) in [("shop", "web"), ("", "node-1"), ("", "")] {
+            let key = ObjectKey::new(namespace, name);
+            assert_eq!(ObjectKey::unpacked(&key.packed()), key);
         }
     }
 }

@@ -265,6 +265,8 @@ impl ForwardingTable {
             if at == 0 {
                 changed.extend(claims.first().cloned());
             }
+            // There is one for each frontend, and it nearly always stays the only one.
+            claims.reserve_exact(1);
             claims.insert(at, name.clone());
         }
         self.target_count += port.cluster.len();

@@ -30,11 +30,11 @@ const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 #[derive(Debug, Default)]
 pub struct Tracker {
     node: NodeView,
-    services: BTreeMap<ObjectKey, ServiceView>,
-    /// By Service, then by name of the slice.
-    slices: BTreeMap<ObjectKey, BTreeMap<Box<str>, Box<SliceView>>>,
-    /// The name of the Service that each slice was last seen with.
-    owners: HashMap<ObjectKey, Box<str>>,
+    services: BTreeMap<ObjectKey, Box<ServiceView>>,
+    /// By Service.
+    slices: BTreeMap<ObjectKey, Slices>,
+    /// The name of the Service that each slice, by its packed key, was last seen with.
+    owners: HashMap<Box<str>, Box<str>>,
     nodes: NodeNames,
     dirty: BTreeSet<ObjectKey>,
 }
@@ -49,9 +49,9 @@ impl Tracker {
     pub fn observe_service(&mut self, service: &Service) {
         let key = key_of(service.metadata.namespace.as_deref(), service.metadata.name.as_deref());
         match ServiceView::read(service) {
-            Some(view) if self.services.get(&key) == Some(&view) => {}
+            Some(view) if self.services.get(&key).is_some_and(|known| **known == view) => {}
             Some(view) => {
-                self.services.insert(key.clone(), view);
+                self.services.insert(key.clone(), Box::new(view));
                 self.dirty.insert(key);
             }
             None => self.remove_service(&key),
@@ -69,26 +69,25 @@ impl Tracker {
     pub fn observe_slice(&mut self, slice: &EndpointSlice) {
         let key = key_of(slice.metadata.namespace.as_deref(), slice.metadata.name.as_deref());
         let Some(service) = service_of(slice) else { return self.remove_slice(&key) };
-        if self.owners.get(&key).is_some_and(|owner| **owner != *service) {
+        let full_name = key.packed();
+        if self.owners.get(&full_name).is_some_and(|owner| **owner != *service) {
             self.remove_slice(&key);
         }
         let service = ObjectKey::new(&*key.namespace, service);
-        let view = Box::new(SliceView::read(slice, &mut self.nodes));
-        let slices = self.slices.entry(service.clone()).or_default();
-        if slices.get(&*key.name) != Some(&view) {
-            slices.insert(key.name.as_str().into(), view);
-            self.owners.insert(key, service.name.as_str().into());
+        let view = SliceView::read(slice, &mut self.nodes);
+        if self.slices.entry(service.clone()).or_default().set(&key.name, view) {
+            self.owners.insert(full_name, service.name.as_str().into());
             self.dirty.insert(service);
         }
     }
 
     /// Takes in that an EndpointSlice is gone.
     pub fn remove_slice(&mut self, key: &ObjectKey) {
-        let Some(owner) = self.owners.remove(key) else { return };
+        let Some(owner) = self.owners.remove(&key.packed()) else { return };
         let service = ObjectKey::new(&*key.namespace, owner);
         if let Some(slices) = self.slices.get_mut(&service) {
-            slices.remove(&*key.name);
-            if slices.is_empty() {
+            slices.remove(&key.name);
+            if slices.0.is_empty() {
                 self.slices.remove(&service);
             }
         }
@@ -157,7 +156,7 @@ impl Tracker {
     pub fn health_check(&self, key: &ObjectKey) -> Option<HealthCheck> {
         let service = self.services.get(key)?;
         let port = service.health_check_port?;
-        let slices = self.slices.get(key).into_iter().flat_map(BTreeMap::values);
+        let slices = self.slices.get(key).into_iter().flat_map(Slices::iter);
         let endpoints = slices.flat_map(|slice| &slice.endpoints).map(|(_, endpoint)| endpoint);
         let counts = |e: &&Endpoint| e.state == State::Ready && e.place(&self.node) == Place::Here;
         let addresses: BTreeSet<_> = endpoints.filter(counts).map(|e| e.address).collect();
@@ -171,7 +170,7 @@ impl Tracker {
             return None;
         }
         let with_endpoints = || {
-            let slices = self.slices.get(key).into_iter().flat_map(BTreeMap::values);
+            let slices = self.slices.get(key).into_iter().flat_map(Slices::iter);
             let endpoints = slices.flat_map(|slice| &slice.endpoints).map(|(_, e)| e);
             let ready = endpoints.filter(|endpoint| endpoint.state == State::Ready);
             ready.filter_map(|endpoint| Some(endpoint.node.as_ref()?.to_string())).collect()
@@ -193,7 +192,7 @@ impl Tracker {
     /// two; and when an address is reused, its new owner counts and not the terminating one.
     fn endpoints(&self, key: &ObjectKey, port: &PortView, family: IpFamily) -> Vec<Endpoint> {
         let mut found: BTreeMap<SocketAddr, (bool, Endpoint)> = BTreeMap::new();
-        let slices = self.slices.get(key).into_iter().flat_map(BTreeMap::values);
+        let slices = self.slices.get(key).into_iter().flat_map(Slices::iter);
         for slice in slices.filter(|slice| slice.family == Some(family)) {
             let same = |p: &&PortView| p.name == port.name && p.protocol == port.protocol;
             for number in slice.ports.iter().filter(same).map(|p| p.number) {
@@ -212,6 +211,39 @@ impl Tracker {
             }
         }
         found.into_values().map(|(_, endpoint)| endpoint).collect()
+    }
+}
+
+/// The slices of one Service, by name; nearly always one.
+#[derive(Debug, Default)]
+struct Slices(Vec<(Box<str>, SliceView)>);
+
+impl Slices {
+    fn iter(&self) -> impl Iterator<Item = &SliceView> {
+        self.0.iter().map(|(_, view)| view)
+    }
+
+    fn place(&self, name: &str) -> Result<usize, usize> {
+        self.0.binary_search_by(|(known, _)| (**known).cmp(name))
+    }
+
+    /// Takes in the newest state of a slice; returns whether it is another.
+    fn set(&mut self, name: &str, view: SliceView) -> bool {
+        match self.place(name) {
+            Ok(at) if self.0[at].1 == view => return false,
+            Ok(at) => self.0[at].1 = view,
+            Err(at) => {
+                self.0.reserve_exact(1);
+                self.0.insert(at, (name.into(), view));
+            }
+        }
+        true
+    }
+
+    fn remove(&mut self, name: &str) {
+        if let Ok(at) = self.place(name) {
+            self.0.remove(at);
+        }
     }
 }
 

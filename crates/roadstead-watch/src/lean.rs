@@ -40,20 +40,11 @@ pub fn version_of<K: Resource>(object: &K) -> u64 {
 }
 
 /// The versions delivered so far, and in which round of listing each was last seen. There may be
-/// very many, so each key is one text, `namespace/name`.
+/// very many, so each key is one text.
 #[derive(Default)]
 struct Known {
     versions: HashMap<Box<str>, (u64, u32)>,
     round: u32,
-}
-
-fn pack(key: &ObjectKey) -> Box<str> {
-    format!("{}/{}", key.namespace, key.name).into()
-}
-
-fn unpack(text: &str) -> ObjectKey {
-    let (namespace, name) = text.split_once('/').unwrap_or_default();
-    ObjectKey::new(namespace, name)
 }
 
 impl Known {
@@ -65,20 +56,20 @@ impl Known {
             }
             Event::Apply(object) => {
                 let version = version_of(&object);
-                let before = self.versions.insert(pack(&key_of(&object)), (version, self.round));
+                let before = self.versions.insert(key_of(&object).packed(), (version, self.round));
                 let repeated = version > 0 && before.is_some_and(|(before, _)| before == version);
                 if repeated { Vec::new() } else { vec![LeanChange::Set(object)] }
             }
             Event::InitDone => {
                 let round = self.round;
                 let gone = self.versions.extract_if(|_, (_, seen)| *seen != round);
-                let gone = gone.map(|(key, _)| LeanChange::Gone(unpack(&key), 0));
+                let gone = gone.map(|(key, _)| LeanChange::Gone(ObjectKey::unpacked(&key), 0));
                 gone.chain([LeanChange::Synced]).collect()
             }
             Event::Unreadable => Vec::new(),
             Event::Delete(object) => {
                 let key = key_of(&object);
-                self.versions.remove(&pack(&key));
+                self.versions.remove(&key.packed());
                 vec![LeanChange::Gone(key, version_of(&object))]
             }
         }

@@ -18,7 +18,8 @@ use roadstead_dns::respond::{Context, Response, Transport, respond};
 use roadstead_dns::server::Server;
 use roadstead_dns::setup::Setup;
 use roadstead_zone::name::Name;
-use roadstead_zone::zone::{Keeper, Settings};
+use roadstead_zone::settings::Settings;
+use roadstead_zone::zone::Keeper;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 

@@ -10,7 +10,7 @@ use futures::FutureExt;
 use futures::stream::{self, BoxStream, StreamExt};
 use kube::Client;
 use roadstead_zone::name::Name;
-use roadstead_zone::zone::{Lifetimes, Settings};
+use roadstead_zone::settings::{Lifetimes, Settings};
 use tokio::sync::watch;
 use tokio::time;
 use tracing::{error, info};

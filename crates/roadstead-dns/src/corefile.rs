@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use roadstead_zone::name::Name;
-use roadstead_zone::zone::Settings;
+use roadstead_zone::settings::Settings;
 
 use self::parse::Directive;
 use crate::setup::{Block, CacheRule, Forward, Hosts, Log, LoggedEnd, Rewrite, Setup, Transfer};

@@ -124,7 +124,8 @@ mod tests {
     use hickory_proto::rr::rdata::SOA;
     use hickory_proto::rr::{Name as HickoryName, RData, Record, RecordType as Kind};
     use roadstead_zone::name::Name;
-    use roadstead_zone::zone::{Keeper, Settings};
+    use roadstead_zone::settings::Settings;
+    use roadstead_zone::zone::Keeper;
     use serde_json::{Value, json};
 
     use super::*;

@@ -19,7 +19,8 @@ use roadstead_dns::upstream::{Options, Upstreams};
 use roadstead_testkit::netns::{is_left_out, laboratory, run, try_run};
 use roadstead_zone::name::Name;
 use roadstead_zone::search::Search;
-use roadstead_zone::zone::{Keeper, Settings};
+use roadstead_zone::settings::Settings;
+use roadstead_zone::zone::Keeper;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 

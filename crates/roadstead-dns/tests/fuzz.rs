@@ -15,7 +15,8 @@ use roadstead_dns::setup::{CacheRule, Setup};
 use roadstead_dns::upstream::{Options, Upstreams, belongs, query};
 use roadstead_zone::name::Name;
 use roadstead_zone::search::Search;
-use roadstead_zone::zone::{Keeper, Settings};
+use roadstead_zone::settings::Settings;
+use roadstead_zone::zone::Keeper;
 use serde_json::json;
 
 struct Random(u64);

@@ -6,8 +6,9 @@ use crate::entry::{Addresses, Endpoint, Entry, Kind};
 use crate::name::{MAX_LENGTH, Name, find_suffix};
 use crate::records::{Host, HostLabel, PointerRecords, Records, ServiceRecords, Target};
 use crate::reverse;
+use crate::settings::{PodNames, Reverse};
 use crate::view::undashed;
-use crate::zone::{PodNames, Reverse, Zone};
+use crate::zone::Zone;
 
 /// An ExternalName may lead to another one; so many times at most.
 const MAX_ALIASES: usize = 8;

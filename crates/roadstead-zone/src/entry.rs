@@ -7,10 +7,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use crate::blob::Blob;
+use crate::settings::Lifetimes;
 use crate::view::{
     Dashed, EndpointView, Port, Protocol, PublicView, ServiceKind, ServiceView, SliceView, undashed,
 };
-use crate::zone::Lifetimes;
 
 /// The length of an A record with a pointer for its owner.
 pub const V4_RECORD: usize = 16;

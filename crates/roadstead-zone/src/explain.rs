@@ -5,7 +5,8 @@ use std::fmt;
 use crate::answer::{Answer, End, Path, RecordType};
 use crate::entry::{Entry, Kind};
 use crate::name::find_suffix;
-use crate::zone::{Namespaces, PodNames, Zone, name_of, namespace_of, text};
+use crate::settings::{Namespaces, PodNames};
+use crate::zone::{Zone, name_of, namespace_of, text};
 
 /// The reason for an empty answer. It borrows, so that it costs nothing until it is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -90,7 +90,8 @@ impl Zone {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::zone::{Keeper, Settings};
+    use crate::settings::Settings;
+    use crate::zone::Keeper;
     use serde_json::json;
 
     fn search() -> Search {

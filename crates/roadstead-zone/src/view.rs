@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::{Endpoint as ApiEndpoint, EndpointSlice};
 
 use crate::name::Name;
-use crate::zone::{Outside, Settings};
+use crate::settings::{Outside, Settings};
 
 /// What a Service's name stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -20,7 +20,8 @@ use roadstead_zone::answer::{Answer, End, RecordType};
 use roadstead_zone::entry::{V4_RECORD, V6_RECORD};
 use roadstead_zone::name::Name;
 use roadstead_zone::records::Records;
-use roadstead_zone::zone::{Keeper, Lifetimes, Settings, Zone};
+use roadstead_zone::settings::{Lifetimes, Settings};
+use roadstead_zone::zone::{Keeper, Zone};
 
 use crate::machine;
 

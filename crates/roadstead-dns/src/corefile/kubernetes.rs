@@ -1,7 +1,7 @@
 //! `kubernetes` and `k8s_external`: which names of the cluster are served, and how.
 
 use roadstead_zone::name::Name;
-use roadstead_zone::zone::{Namespaces, Outside, PodNames, Reverse, Settings};
+use roadstead_zone::settings::{Namespaces, Outside, PodNames, Reverse, Settings};
 
 use super::parse::Directive;
 use super::{Outcome, Reader};

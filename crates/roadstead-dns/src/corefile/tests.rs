@@ -1,7 +1,7 @@
 //! Configurations and what they mean.
 
 use roadstead_zone::answer::RecordType;
-use roadstead_zone::zone::{Namespaces, Outside, PodNames, Reverse};
+use roadstead_zone::settings::{Namespaces, Outside, PodNames, Reverse};
 
 use super::*;
 use crate::respond::Stage;

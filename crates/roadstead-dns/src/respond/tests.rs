@@ -6,7 +6,8 @@ use hickory_proto::rr::{
 };
 use proptest::prelude::*;
 use roadstead_zone::name::Name;
-use roadstead_zone::zone::{Keeper, Outside, Settings};
+use roadstead_zone::settings::{Outside, Settings};
+use roadstead_zone::zone::Keeper;
 use serde_json::json;
 
 use super::*;

@@ -14,7 +14,8 @@ use roadstead_api::key::ObjectKey;
 use roadstead_dns::respond::{Context, MAX_REPLY, Response, Transport, respond};
 use roadstead_dns::setup::Setup;
 use roadstead_zone::name::Name;
-use roadstead_zone::zone::{Keeper, Settings};
+use roadstead_zone::settings::Settings;
+use roadstead_zone::zone::Keeper;
 
 use reference::{Cluster, Outcome, Records, ServiceSpec, SliceSpec};
 

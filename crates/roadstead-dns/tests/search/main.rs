@@ -20,7 +20,8 @@ use roadstead_dns::setup::{CacheRule, Setup};
 use roadstead_dns::upstream::{Options, Upstreams};
 use roadstead_zone::name::Name;
 use roadstead_zone::search::Search;
-use roadstead_zone::zone::{Keeper, Settings};
+use roadstead_zone::settings::Settings;
+use roadstead_zone::zone::Keeper;
 use serde_json::json;
 
 use resolver::{DOTS, Outcome, SEARCHES, Said, Style, look_up};

@@ -9,8 +9,9 @@ use super::*;
 use crate::entry::{V4_RECORD, V6_RECORD};
 use crate::name::labels;
 use crate::records::Glue;
+use crate::settings::{Namespaces, Outside, Settings};
 use crate::view::Dashed;
-use crate::zone::{Keeper, Namespaces, Outside, Settings};
+use crate::zone::Keeper;
 
 mod own;
 

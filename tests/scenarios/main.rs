@@ -10,6 +10,8 @@ mod dns;
 mod dns_alone;
 mod killed_proxy;
 mod kube_rs;
+mod lifetime;
+#[path = "../process.rs"]
 mod process;
 mod proxy;
 mod security;

@@ -1,0 +1,1 @@
+//! A careless operator: the right command in the wrong place.

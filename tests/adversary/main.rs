@@ -1,0 +1,15 @@
+//! Attacks on the real binary, one file per attacker. Each test tries what the attacker would, and
+//! shows that it is refused, and that nobody else notices. `docs/security.md` says what is promised
+//! to whom.
+
+#[path = "../process.rs"]
+mod process;
+
+mod careless_operator;
+mod damaged_disk;
+mod namespace_admin;
+mod namespace_editor;
+mod node;
+mod pod;
+mod reader;
+mod stranger;

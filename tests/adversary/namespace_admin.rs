@@ -1,0 +1,1 @@
+//! An admin of one namespace: may write roles there, and wants more, or our end.

@@ -1,0 +1,1 @@
+//! A reader: may only look, and looks as hard as possible.

@@ -1,0 +1,1 @@
+//! A stranger on the network: no credentials, only packets.

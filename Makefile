@@ -1,6 +1,6 @@
 # `make demo` shows Roadstead working; `make test` proves it. Both install what they lack.
 
-.PHONY: help demo clean-demo test soak uml figures bench clients lint clean
+.PHONY: help demo clean-demo test soak lab figures bench clients lint clean
 
 help: ## This list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -17,8 +17,8 @@ test: ## Every test that this machine can run; says which it cannot.
 soak: ## The random tests with many more cases than `make test` takes; CASES=5000.
 	@scripts/soak
 
-uml: ## Only the tests of IPVS, in user-mode-linux.
-	@scripts/uml
+lab: ## Only the tests that need a kernel of their own: IPVS, SCTP.
+	@scripts/lab
 
 figures: ## Start-up time, memory and size of a release build.
 	@scripts/figures

@@ -1,5 +1,5 @@
 //! What IPVS lists is what we compiled. All but one of these tests need a kernel that has IPVS;
-//! `scripts/uml` runs them in one.
+//! `scripts/lab` runs them in one.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
@@ -79,7 +79,7 @@ TCP  172.16.73.164:80 rr
 const ENDPOINTS: &str = "10.208.67.129:80 10.208.67.130:80 10.42.234.135:80";
 
 #[test]
-#[ignore = "needs a kernel with IPVS, see scripts/uml"]
+#[ignore = "needs a kernel with IPVS, see scripts/lab"]
 fn the_listing_of_the_tutorial() {
     laboratory(|| {
         let mut table = table();
@@ -107,7 +107,7 @@ fn the_listing_of_the_tutorial() {
 }
 
 #[test]
-#[ignore = "needs a kernel with IPVS, see scripts/uml"]
+#[ignore = "needs a kernel with IPVS, see scripts/lab"]
 fn settings_reach_the_kernel() {
     laboratory(|| {
         let mut table = table();
@@ -139,7 +139,7 @@ fn settings_reach_the_kernel() {
 }
 
 #[test]
-#[ignore = "needs a kernel with IPVS, see scripts/uml"]
+#[ignore = "needs a kernel with IPVS, see scripts/lab"]
 fn what_somebody_else_clears_comes_back() {
     laboratory(|| {
         let mut table = table();
@@ -168,7 +168,7 @@ fn what_somebody_else_clears_comes_back() {
 }
 
 #[test]
-#[ignore = "needs a kernel with IPVS, see scripts/uml"]
+#[ignore = "needs a kernel with IPVS, see scripts/lab"]
 fn a_connection_outlives_its_endpoint() {
     laboratory(|| {
         make_node();
@@ -241,7 +241,7 @@ fn agent(mode: Mode, pods: [SocketAddr; 2]) -> Agent {
 }
 
 #[test]
-#[ignore = "needs a kernel with IPVS, see scripts/uml"]
+#[ignore = "needs a kernel with IPVS, see scripts/lab"]
 fn a_connection_outlives_its_mode() {
     laboratory(|| {
         make_node();
@@ -321,7 +321,7 @@ fn without_ipvs_iptables_takes_its_place() {
 
 /// Virtual servers of others stay if the operator says which they are, and only then.
 #[test]
-#[ignore = "needs a kernel with IPVS, see scripts/uml"]
+#[ignore = "needs a kernel with IPVS, see scripts/lab"]
 fn excluded_servers_stay() {
     laboratory(|| {
         run("ip link set lo up");
@@ -347,7 +347,7 @@ fn excluded_servers_stay() {
 
 /// IPVS alone is not enough.
 #[test]
-#[ignore = "needs a kernel with IPVS, see scripts/uml"]
+#[ignore = "needs a kernel with IPVS, see scripts/lab"]
 fn a_kernel_without_the_scheduler() {
     laboratory(|| {
         let ipvs = IpvsOptions { scheduler: Scheduler::NeverQueue, ..IpvsOptions::default() };

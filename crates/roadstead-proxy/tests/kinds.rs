@@ -3,7 +3,7 @@
 //! The laboratory is a node with endpoints 2 and 3, a client pod 5, and a machine outside.
 //! Endpoint 4 hangs on the same bridge, but its slice says that it runs on another node.
 //!
-//! The tests of IPVS need a kernel that has it. `scripts/uml` runs them in one.
+//! The tests of IPVS need a kernel that has it. `scripts/lab` runs them in one.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
@@ -318,7 +318,7 @@ fn every_kind_through_iptables() {
 }
 
 #[test]
-#[ignore = "needs a kernel with IPVS, see scripts/uml"]
+#[ignore = "needs a kernel with IPVS, see scripts/lab"]
 fn every_kind_through_ipvs() {
     laboratory(|| {
         prepare();

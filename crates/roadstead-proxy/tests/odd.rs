@@ -243,7 +243,7 @@ fn odd_objects_harm_nobody_in_iptables() {
 }
 
 #[test]
-#[ignore = "needs a kernel with IPVS, see scripts/uml"]
+#[ignore = "needs a kernel with IPVS, see scripts/lab"]
 fn odd_objects_harm_nobody_in_ipvs() {
     laboratory(|| odd_objects(Mode::Ipvs, 100));
 }

@@ -1,5 +1,5 @@
-//! Kernels that lack something, and one that has SCTP. All of these tests need the kernel of
-//! user-mode-linux, in which `scripts/uml` runs them.
+//! Kernels that lack something, and one that has SCTP. All of these tests need a kernel of
+//! their own, in which `scripts/lab` runs them.
 
 mod lab;
 
@@ -60,13 +60,12 @@ fn observe(agent: &mut Agent, protocol: &str, pods: &[String]) {
 
 /// Loads modules of this kernel, which looks for none itself.
 fn load(modules: &str) {
-    run("mkdir -p /run/kernel/lib/modules; mountpoint -q /run/kernel/lib/modules \
-         || mount --bind /usr/lib/uml/modules /run/kernel/lib/modules");
-    run(&format!("for module in {modules}; do modprobe -d /run/kernel $module || exit 1; done"));
+    let place = std::env::var("ROADSTEAD_MODULES").expect("scripts/lab says where they are");
+    run(&format!("for module in {modules}; do modprobe -d {place} $module || exit 1; done"));
 }
 
 #[test]
-#[ignore = "needs a kernel without nft_nat, see scripts/uml"]
+#[ignore = "needs a kernel without nft_nat, see scripts/lab"]
 fn a_kernel_without_nftables() {
     laboratory(|| {
         make_node();
@@ -155,7 +154,7 @@ fn callees(place: &str, to: &str, calls: usize) -> BTreeSet<String> {
 }
 
 #[test]
-#[ignore = "needs a kernel with SCTP and IPVS, see scripts/uml"]
+#[ignore = "needs a kernel with SCTP and IPVS, see scripts/lab"]
 fn sctp_is_carried() {
     laboratory(|| {
         make_node();

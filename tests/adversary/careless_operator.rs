@@ -1,1 +1,151 @@
 //! A careless operator: the right command in the wrong place.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use roadstead_testkit::kubectl::eventually;
+use roadstead_testkit::netns::{laboratory_of, run, try_run};
+
+use crate::process::Roadstead;
+
+const BINARY: &str = env!("CARGO_BIN_EXE_roadstead");
+
+/// Runs the binary, which must refuse; returns what it said.
+#[track_caller]
+fn refused(arguments: &str) -> String {
+    let output = try_run(&format!("timeout 30 {BINARY} {arguments}"));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{arguments}: {said}");
+    assert!(!said.contains("ready in"), "{said}");
+    said
+}
+
+/// What another's mistake must not change: links, the bridge they are on, rules and routes.
+fn network() -> String {
+    run(
+        "ip -o link | sed 's/ qlen .*//; s/state [A-Z]*//' && ip -4 -o address && ip route && nft list ruleset",
+    )
+}
+
+fn web(roadstead: &Roadstead) -> String {
+    let kubectl = roadstead.kubectl();
+    kubectl.apply("../../examples/web.yaml");
+    kubectl.run("rollout status deployment/web --timeout=60s");
+    let address = kubectl.run("get service web -o jsonpath='{.spec.clusterIP}'");
+    let curl = format!("curl -s -m 2 http://{address}/");
+    eventually("web answers", Duration::from_secs(5), || try_run(&curl), |o| o.status.success());
+    curl
+}
+
+fn display(path: &Path) -> String {
+    path.display().to_string()
+}
+
+#[test]
+fn cleanup_of_what_roadstead_did_not_make() {
+    laboratory_of("L5", || {
+        let place = tempfile::tempdir().unwrap();
+        let thesis = place.path().join("thesis.txt");
+        fs::write(&thesis, "ten years of work").unwrap();
+        run("ip link add br0 type bridge && ip link set br0 up");
+        run("ip link add vm1 type veth peer name vm1p && ip link set vm1 master br0");
+        let before = network();
+        let said = refused(&format!("cleanup --data-dir {} --bridge br0", display(place.path())));
+        assert!(said.contains("was not made by roadstead"), "{said}");
+        assert_eq!(fs::read_to_string(&thesis).unwrap(), "ten years of work");
+        assert_eq!(network(), before);
+
+        // Nor does a server move in.
+        let said = refused(&format!("up --data-dir {}", display(place.path())));
+        assert!(said.contains("choose another --data-dir"), "{said}");
+        assert_eq!((network(), fs::read_dir(place.path()).unwrap().count()), (before.clone(), 1));
+
+        // A directory that would be ours to remove is no reason to touch somebody's bridge.
+        let empty = place.path().join("empty");
+        let flags = format!("--data-dir {} --bridge br0", display(&empty));
+        let said = refused(&format!("up --ephemeral --listen 127.0.0.1:0 {flags}"));
+        assert!(said.contains("br0"), "{said}");
+        try_run(&format!("{BINARY} cleanup {flags}"));
+        assert_eq!(network(), before);
+    });
+}
+
+#[test]
+fn cleanup_of_a_store_that_is_in_use() {
+    laboratory_of("L5", || {
+        let roadstead = Roadstead::durable_apiserver();
+        let kubectl = roadstead.kubectl();
+        kubectl.run("create configmap before");
+        let data = roadstead.directory().join("data");
+        let said = refused(&format!("cleanup --data-dir {}", display(&data)));
+        let pid = format!("(pid {})", roadstead.pid());
+        assert!(said.contains("is in use by roadstead") && said.contains(&pid), "{said}");
+        kubectl.run("create configmap after");
+        kubectl.run("get configmaps before after");
+        assert!(data.join("store/roadstead.redb").exists());
+    });
+}
+
+#[test]
+fn a_running_cluster_beside_every_mistake() {
+    laboratory_of("L5", || {
+        let mut roadstead = Roadstead::up();
+        let curl = web(&roadstead);
+        let place = tempfile::tempdir().unwrap();
+        let [own, other] = [roadstead.directory().join("data"), place.path().join("other")];
+        let [own, other] = [display(&own), display(&other)];
+        let before = network();
+        let pid = format!("(pid {})", roadstead.pid());
+        for (mistake, words) in [
+            (format!("cleanup --data-dir {own}"), "is in use by"),
+            (format!("cleanup --data-dir {other}"), "runs on this machine already"),
+            (format!("up --data-dir {own}"), "is in use by"),
+            (format!("up --data-dir {other} --listen 127.0.0.1:0"), "runs on this machine already"),
+            (
+                format!("up --ephemeral --data-dir {other} --listen 127.0.0.1:0"),
+                "runs on this machine already",
+            ),
+        ] {
+            let said = refused(&mistake);
+            assert!(said.contains(words) && said.contains(&pid), "{mistake}: {said}");
+            assert_eq!(network(), before, "{mistake}");
+            run(&curl);
+        }
+
+        // Stopped, its pods go on, and they are still its own.
+        roadstead.stop();
+        for mistake in [
+            format!("cleanup --data-dir {other}"),
+            format!("up --ephemeral --data-dir {other} --listen 127.0.0.1:0"),
+        ] {
+            let said = refused(&mistake);
+            assert!(said.contains(&format!("roadstead cleanup --data-dir {own}")), "{said}");
+            assert_eq!(network(), before, "{mistake}");
+            run(&curl);
+        }
+        let said = refused(&format!("up --ephemeral --data-dir {own}"));
+        assert!(said.contains("another --data-dir"), "{said}");
+        run(&curl);
+
+        // The right command says what it removes.
+        let output = try_run(&format!("{BINARY} --log warn cleanup --data-dir {own}"));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        assert!(said.contains(&format!("removed: {own} (store, pki, node)")), "{said}");
+        assert!(!Path::new(&own).exists());
+        assert_eq!(run("nft list ruleset"), "");
+    });
+}
+
+#[test]
+fn ranges_that_overlap() {
+    laboratory_of("L5", || {
+        let place = tempfile::tempdir().unwrap();
+        let flags = format!("--data-dir {}", display(&place.path().join("data")));
+        let said = refused(&format!("up {flags} --service-cidr 10.244.0.0/16"));
+        let words = "--service-cidr 10.244.0.0/16 and --cluster-cidr 10.244.0.0/16 overlap";
+        assert!(said.contains(words), "{said}");
+        assert!(!place.path().join("data").exists(), "nothing is half done");
+    });
+}

@@ -21,6 +21,7 @@ use roadstead_store::store::{Options, Store};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+use crate::data_directory::DataDirectory;
 use crate::{culprit, machine};
 
 /// Run only the API server.
@@ -162,6 +163,10 @@ impl AuditArgs {
 pub async fn run(args: Args) -> anyhow::Result<()> {
     let begin = Instant::now();
     let stop = crate::cli::interrupted();
+    let _directory = match args.ephemeral {
+        true => None,
+        false => Some(DataDirectory::claim(&args.data_dir)?),
+    };
     let (authority, mut tokens, store) = match args.ephemeral {
         true => (Authority::ephemeral()?, Tokens::ephemeral()?, Store::memory()),
         false => {

@@ -1,4 +1,4 @@
-//! Who already uses a port: the error message that saves a search.
+//! Who already uses a port or a file: the error message that saves a search.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -13,12 +13,23 @@ pub fn listening_on(address: SocketAddr) -> Option<String> {
         .filter_map(|table| fs::read_to_string(format!("/proc/net/{table}")).ok())
         .flat_map(|table| inodes(&table, &port))
         .collect();
+    holder(|target| sockets.iter().any(|s| s.as_bytes() == target.as_os_str().as_bytes()))
+}
+
+/// The process that has the file open, as `name (pid N)`, if we may see it.
+pub fn having_open(file: &Path) -> Option<String> {
+    let file = file.canonicalize().ok()?;
+    holder(|target| target == file)
+}
+
+/// The first process with an open file of that kind.
+fn holder(is_it: impl Fn(&Path) -> bool) -> Option<String> {
     let processes = fs::read_dir("/proc").ok()?.flatten().map(|process| process.path());
     // Not /proc/self, which is one of them by another name.
     let is_process =
         |path: &Path| path.file_name().is_some_and(|n| n.as_bytes()[0].is_ascii_digit());
     let mut processes = processes.filter(|path| is_process(path));
-    let holder = processes.find(|path| holds(path, &sockets))?;
+    let holder = processes.find(|path| holds(path, &is_it))?;
     let name = fs::read_to_string(holder.join("comm")).ok()?;
     Some(format!("{} (pid {})", name.trim(), holder.file_name()?.to_str()?))
 }
@@ -30,10 +41,10 @@ fn inodes(table: &str, port: &str) -> Vec<String> {
     rows.map(|row| format!("socket:[{}]", row[9])).collect()
 }
 
-fn holds(process: &Path, sockets: &[String]) -> bool {
+fn holds(process: &Path, is_it: &impl Fn(&Path) -> bool) -> bool {
     let Ok(files) = fs::read_dir(process.join("fd")) else { return false };
     let mut targets = files.flatten().filter_map(|file| fs::read_link(file.path()).ok());
-    targets.any(|target| sockets.iter().any(|s| s.as_bytes() == target.as_os_str().as_bytes()))
+    targets.any(|target| is_it(&target))
 }
 
 #[test]

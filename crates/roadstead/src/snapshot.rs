@@ -16,6 +16,7 @@ use roadstead_store::error::OpenError;
 use roadstead_store::snapshot::{self, Saved};
 use roadstead_store::store::{Options, Store};
 
+use crate::data_directory::DataDirectory;
 use crate::{apiserver, machine};
 
 /// Save all objects in a file, or restore them from one.
@@ -129,6 +130,7 @@ fn write(mut file: File, pieces: impl IntoIterator<Item = Bytes>) -> anyhow::Res
 
 fn restore(args: &Restore) -> anyhow::Result<()> {
     let saved = read(&args.file)?;
+    let _directory = DataDirectory::claim(&args.data_dir)?;
     let path = apiserver::store_file(&args.data_dir);
     if path.exists() {
         set_aside(&path, args.force)?;

@@ -1,7 +1,7 @@
 //! `roadstead up`: everything on this machine.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -26,6 +26,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::compose::Tasks;
+use crate::data_directory::DataDirectory;
+use crate::network_claim::NetworkClaim;
 use crate::{apiserver, controllers, machine, visible};
 
 /// Start everything on this machine: API server, controllers, DNS, proxy and node agent.
@@ -187,8 +189,32 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let begin = Instant::now();
     let open_files = roadstead_dns::tcp::raise_file_limit();
     let plan = Plan { open_files, ..Plan::new(args)? };
-    let stop = crate::cli::interrupted();
+    check_ranges(plan.args.cluster_cidr, plan.service_cidr, primary_address())?;
     let privileged = machine::is_privileged();
+    // Whoever else uses the directory or the network is found before anything is touched.
+    let _directory = DataDirectory::claim(&plan.args.data_dir)?;
+    if plan.args.ephemeral && apiserver::store_file(&plan.args.data_dir).exists() {
+        bail!(
+            "{} holds the objects of a cluster, whose pods --ephemeral would remove; \
+             give it another --data-dir",
+            plan.args.data_dir.display()
+        );
+    }
+    let claim = privileged.then(|| NetworkClaim::take(&plan.args.data_dir)).transpose()?;
+    let outcome = serve(&plan, privileged, begin).await;
+    if let Some(claim) = claim
+        && plan.args.ephemeral
+    {
+        // Objects lived in memory only, so nothing of theirs may outlive the process.
+        sweep(&plan).await;
+        claim.release();
+    }
+    outcome
+}
+
+/// Starts all parts and keeps them going until interrupted.
+async fn serve(plan: &Plan, privileged: bool, begin: Instant) -> anyhow::Result<()> {
+    let stop = crate::cli::interrupted();
     let pki = apiserver::pki(&plan.args.data_dir);
     let authority = Authority::in_directory(&pki)?;
     let (service_range, services) = plan.args.services.settle()?;
@@ -222,25 +248,26 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let dns = plan.dns_address(privileged);
     if privileged {
         let since = Timestamp::now();
-        start_node(&plan, &client, &mut tasks, &stop);
+        start_node(plan, &client, &mut tasks, &stop);
+        // The proxy asks for the Node that it serves.
+        tasks.unless_one_fails(visible::node_exists(&client, &plan.node_name)).await?;
+        start_proxy(plan, &client, &mut tasks, &stop);
         let service = visible::dns_service(&client, plan.dns_ip, dns);
         service.await.context("cannot prepare the Service kube-system/kube-dns")?;
         // The DNS server listens on the bridge, which is there when the node is ready.
         tasks.unless_one_fails(visible::node_ready(&client, &plan.node_name, since)).await?;
     }
-    start_dns(&plan, dns, (&client, api), &mut tasks, &stop);
-    report(&plan, &url, dns, privileged, begin);
-    let outcome = tasks.finish().await;
-    if privileged && plan.args.ephemeral {
-        // Objects lived in memory only, so nothing of theirs may outlive the process.
-        sweep(&plan).await;
-    }
-    outcome
+    start_dns(plan, dns, (&client, api), &mut tasks, &stop);
+    report(plan, &url, dns, privileged, begin);
+    tasks.finish().await
 }
 
 fn start_node(plan: &Plan, client: &Client, tasks: &mut Tasks, stop: &CancellationToken) {
     let node = roadstead_node::agent::run(client.clone(), plan.node(), stop.clone());
     tasks.spawn("node agent", async move { Ok(node.await?) });
+}
+
+fn start_proxy(plan: &Plan, client: &Client, tasks: &mut Tasks, stop: &CancellationToken) {
     let around = drop_in::Around {
         healthz: Some((Ipv4Addr::UNSPECIFIED, 10256).into()),
         metrics: Some((Ipv4Addr::LOCALHOST, 10249).into()),
@@ -319,24 +346,48 @@ async fn sweep(plan: &Plan) {
     }
 }
 
-/// Carries out `roadstead cleanup`.
+/// Carries out `roadstead cleanup`: removes what carries our mark, once it is sure that nobody uses
+/// it and that it belongs to this data directory.
 pub async fn cleanup(args: Args) -> anyhow::Result<()> {
     let plan = Plan::new(args)?;
     if !machine::is_privileged() {
         bail!("only root can remove links, namespaces and rules");
     }
+    let data_dir = plan.args.data_dir.display();
+    let directory = DataDirectory::claim_for_removal(&plan.args.data_dir)?;
+    let claim = NetworkClaim::take(&plan.args.data_dir)?;
     roadstead_proxy::agent::cleanup().context("rules are left behind")?;
+    eprintln!("removed: the rules of the proxy");
     roadstead_node::agent::cleanup(&plan.node()).await.context("pods are left behind")?;
-    remove(&plan.args.data_dir)
+    eprintln!("removed: pods, their links, and the bridge {}", plan.args.bridge);
+    claim.release();
+    let Some(directory) = directory else {
+        eprintln!("{data_dir} does not exist or is empty");
+        return Ok(());
+    };
+    let removed = directory.remove()?;
+    eprintln!("removed: {data_dir} ({})", removed.names.join(", "));
+    if !removed.left.is_empty() {
+        eprintln!("left in {data_dir}, because it is not ours: {}", removed.left.join(", "));
+    }
+    Ok(())
 }
 
-fn remove(directory: &Path) -> anyhow::Result<()> {
-    match std::fs::remove_dir_all(directory) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("cannot remove {}", directory.display()))
-        }
-        _ => Ok(()),
+/// Pods, Services and this machine need ranges of their own: an address leads to one place only.
+fn check_ranges(pods: Ipv4Net, services: Ipv4Net, machine: Option<IpAddr>) -> anyhow::Result<()> {
+    if pods.contains(&services) || services.contains(&pods) {
+        bail!("--service-cidr {services} and --cluster-cidr {pods} overlap");
     }
+    for (flag, range) in [("--service-cidr", services), ("--cluster-cidr", pods)] {
+        if let Some(IpAddr::V4(machine)) = machine
+            && range.contains(&machine)
+        {
+            bail!(
+                "this machine's own address {machine} is in {flag} {range}; choose another range"
+            );
+        }
+    }
+    Ok(())
 }
 
 fn gateway(pod_cidr: Ipv4Net) -> Ipv4Addr {
@@ -350,4 +401,26 @@ fn primary_address() -> Option<IpAddr> {
     socket.connect("198.51.100.1:9").ok()?;
     let address = socket.local_addr().ok()?.ip();
     (!address.is_loopback() && !address.is_unspecified()).then_some(address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_that_do_not_get_in_each_others_way() {
+        for (pods, services, machine, want) in [
+            ("10.244.0.0/16", "10.96.0.0/12", "192.0.2.7", ""),
+            ("10.244.0.0/16", "10.244.0.0/16", "192.0.2.7", "overlap"),
+            ("10.0.0.0/8", "10.96.0.0/12", "192.0.2.7", "overlap"),
+            ("10.96.3.0/24", "10.96.0.0/12", "192.0.2.7", "overlap"),
+            ("10.244.0.0/16", "10.96.0.0/12", "10.244.3.7", "in --cluster-cidr"),
+            ("10.244.0.0/16", "10.96.0.0/12", "10.100.0.1", "in --service-cidr"),
+        ] {
+            let machine = Some(machine.parse().unwrap());
+            let checked = check_ranges(pods.parse().unwrap(), services.parse().unwrap(), machine);
+            let said = checked.err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(said.contains(want) && said.is_empty() == want.is_empty(), "{said}");
+        }
+    }
 }

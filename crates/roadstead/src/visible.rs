@@ -61,14 +61,27 @@ fn typed<K: DeserializeOwned>(value: Value) -> Result<K, kube::Error> {
     serde_json::from_value(value).map_err(kube::Error::SerdeError)
 }
 
+/// Waits until the node agent has made this machine known to the cluster.
+pub async fn node_exists(client: &Client, name: &str) -> anyhow::Result<()> {
+    node_that(client, name, |_| true).await
+}
+
 /// Waits until the node agent has reported this machine as ready; what it said before `since`, in
 /// an earlier life, does not count.
 pub async fn node_ready(client: &Client, name: &str, since: Timestamp) -> anyhow::Result<()> {
+    node_that(client, name, |node| is_ready(node, since)).await
+}
+
+async fn node_that(
+    client: &Client,
+    name: &str,
+    is_it: impl Fn(&Node) -> bool,
+) -> anyhow::Result<()> {
     let this = Selection::all().fields(&format!("metadata.name={name}"));
     let mut nodes = informer(Api::<Node>::all(client.clone()), this);
     while let Some(change) = nodes.next().await {
         if let Change::Set(node) = change
-            && is_ready(&node, since)
+            && is_it(&node)
         {
             return Ok(());
         }

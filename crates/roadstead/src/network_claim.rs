@@ -1,0 +1,140 @@
+//! Whose rules, bridge and pods this machine's network carries.
+//!
+//! Rules and links belong to a network namespace, and so does this claim: a file under /run named
+//! after it, locked while `up` runs. It stays behind with the pods that go on without us, so that
+//! nobody takes them for his own. A restart of the machine removes both.
+
+use std::fs::{self, DirBuilder, File, TryLockError};
+use std::io::{Read, Seek, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use serde::{Deserialize, Serialize};
+
+const DIRECTORY: &str = "/run/roadstead";
+const NAMESPACE: &str = "/proc/self/ns/net";
+
+/// The network is ours while this lives.
+#[derive(Debug)]
+pub struct NetworkClaim {
+    path: PathBuf,
+    /// Locked.
+    file: File,
+}
+
+/// Who made what is in the network.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Owner {
+    pid: u32,
+    data_dir: PathBuf,
+}
+
+impl NetworkClaim {
+    /// Takes the network for the cluster of a data directory. Fails, before anything is touched,
+    /// if another one runs here or has left its pods.
+    pub fn take(data_dir: &Path) -> anyhow::Result<Self> {
+        let name = fs::metadata(NAMESPACE).context("cannot look at our network namespace")?.ino();
+        Self::take_in(Path::new(DIRECTORY), name, data_dir)
+    }
+
+    fn take_in(directory: &Path, namespace: u64, data_dir: &Path) -> anyhow::Result<Self> {
+        let made = DirBuilder::new().recursive(true).mode(0o755).create(directory);
+        made.with_context(|| format!("cannot make {}", directory.display()))?;
+        let path = directory.join(format!("network-{namespace}"));
+        let mut options = File::options();
+        let file = options.read(true).write(true).create(true).truncate(false).mode(0o644);
+        let mut file =
+            file.open(&path).with_context(|| format!("cannot open {}", path.display()))?;
+        let data_dir = std::path::absolute(data_dir).context("cannot find the data directory")?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => bail!(running(read(&mut file))),
+            Err(TryLockError::Error(error)) => {
+                return Err(error).with_context(|| format!("cannot lock {}", path.display()));
+            }
+        }
+        if let Some(owner) = read(&mut file)
+            && owner.data_dir != data_dir
+            && has_pods(&owner.data_dir)
+        {
+            let theirs = owner.data_dir.display();
+            bail!(
+                "the pods of the cluster in {theirs} are on this machine; start that one, \
+                 or remove it with: roadstead cleanup --data-dir {theirs}"
+            );
+        }
+        let owner = Owner { pid: std::process::id(), data_dir };
+        let text = serde_json::to_vec(&owner).context("cannot describe ourselves")?;
+        file.set_len(0)
+            .and_then(|()| file.rewind())
+            .and_then(|()| file.write_all(&text))
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(Self { path, file })
+    }
+
+    /// Gives the network back: nothing of ours is left in it.
+    pub fn release(self) {
+        // Whoever opened it in the meantime finds nobody in it, which is true.
+        let _ = self.file.set_len(0);
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn running(owner: Option<Owner>) -> String {
+    match owner {
+        Some(Owner { pid, data_dir }) => format!(
+            "roadstead (pid {pid}) runs on this machine already, with --data-dir {}; stop it first",
+            data_dir.display()
+        ),
+        None => "another roadstead is starting on this machine".into(),
+    }
+}
+
+fn read(file: &mut File) -> Option<Owner> {
+    let mut text = String::new();
+    file.rewind().ok()?;
+    file.read_to_string(&mut text).ok()?;
+    serde_json::from_str(&text).ok()
+}
+
+/// Whether a node agent has left pods there.
+fn has_pods(data_dir: &Path) -> bool {
+    let pods = fs::read_dir(data_dir.join("node/pods"));
+    pods.is_ok_and(|mut pods| pods.next().is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_network_has_one_owner() {
+        let place = tempfile::tempdir().unwrap();
+        let (run, mine, other) =
+            (place.path().join("run"), place.path().join("mine"), place.path().join("other"));
+        let refusal = |namespace, data_dir: &Path| {
+            NetworkClaim::take_in(&run, namespace, data_dir).unwrap_err().to_string()
+        };
+        let first = NetworkClaim::take_in(&run, 7, &mine).unwrap();
+        let said = refusal(7, &other);
+        let pid = format!("(pid {})", std::process::id());
+        assert!(said.contains(&pid) && said.contains("mine"), "{said}");
+        NetworkClaim::take_in(&run, 8, &other)
+            .expect("another network is another matter")
+            .release();
+
+        // It stops, and its pods go on.
+        fs::create_dir_all(mine.join("node/pods/uid")).unwrap();
+        drop(first);
+        let said = refusal(7, &other);
+        assert!(said.contains(&format!("cleanup --data-dir {}", mine.display())), "{said}");
+        drop(NetworkClaim::take_in(&run, 7, &mine).expect("its own pods are no obstacle"));
+
+        // Without pods, what is left is rules, and the next one brings its own.
+        fs::remove_dir(mine.join("node/pods/uid")).unwrap();
+        NetworkClaim::take_in(&run, 7, &other).unwrap().release();
+        assert_eq!(fs::read_dir(&run).unwrap().count(), 0);
+    }
+}

@@ -43,7 +43,7 @@ fn a_snapshot_of_a_running_server_brings_everything_back() {
     check(&roadstead, "verify DIR/kubeconfig", false, "this is not a snapshot");
     kubectl.apply(&map("after"));
     let restore = format!("restore DIR/saved {data}");
-    check(&roadstead, &restore, false, "stop the server first: the store DIR/data/store");
+    check(&roadstead, &restore, false, "DIR/data is in use by roadstead (pid ");
 
     roadstead.stop();
     let held = format!("holds {} objects: use --force to replace it", count + 1);

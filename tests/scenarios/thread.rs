@@ -51,6 +51,8 @@ fn from_apply_to_a_packet_and_a_dns_answer() {
         kubectl.apply("../../examples/web.yaml");
         let done = kubectl.run("rollout status deployment/web --timeout=60s");
         assert!(done.contains("successfully rolled out"), "{done}");
+        let log = roadstead.log();
+        assert!(!log.contains("WARN"), "a first start gives no reason to worry: {log}");
         let service = kubectl.run("get service web -o jsonpath='{.spec.clusterIP}'");
         let frontend = format!("{service}:80");
         eventually("the proxy knows", 2 * SECOND, || get(&frontend, "/").is_ok(), |ok| *ok);
@@ -76,6 +78,8 @@ fn spread_evenly(kubectl: &Kubectl, service: &str) {
 
 fn named(kubectl: &Kubectl, service: &str) {
     let dns = kubectl.run("get service -n kube-system kube-dns -o jsonpath='{.spec.clusterIP}'");
+    let endpoints = kubectl.run("get endpoints -n kube-system kube-dns --no-headers");
+    assert!(endpoints.contains("10.244.0.1:53"), "{endpoints}");
     let answer = run(&format!("nslookup web.default.svc.cluster.local {dns}"));
     assert!(answer.contains(&format!("Address: {service}")), "{answer}");
     let output = run(&format!("dig +tcp +short @{dns} web.default.svc.cluster.local"));

@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use anyhow::bail;
 use futures::StreamExt;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Node, Service};
+use k8s_openapi::api::core::v1::{Endpoints, Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
@@ -38,9 +38,16 @@ pub async fn dns_service(
         "endpoints": [{"addresses": [server.ip().to_string()], "conditions": {"ready": true}}],
         "ports": ports(server.port()),
     });
+    // Where readers of older texts look. Whoever mirrors Endpoints leaves it alone: the slice is there.
+    let endpoints = json!({
+        "metadata": {"name": "kube-dns",
+            "labels": {"k8s-app": "kube-dns", "endpointslice.kubernetes.io/skip-mirror": "true"}},
+        "subsets": [{"addresses": [{"ip": server.ip().to_string()}], "ports": ports(server.port())}],
+    });
     let services: Api<Service> = Api::namespaced(client.clone(), "kube-system");
     let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), "kube-system");
     ensure(&services, service).await?;
+    ensure(&Api::<Endpoints>::namespaced(client.clone(), "kube-system"), endpoints).await?;
     ensure(&slices, slice).await
 }
 

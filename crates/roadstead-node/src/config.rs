@@ -30,6 +30,9 @@ pub struct Config {
     pub internal_ip: IpAddr,
     /// How many files a container's processes may open at first; `None` is as many as the agent.
     pub open_files: Option<u64>,
+    /// Whether pods may ask for what gives them the node: privileged containers, capabilities
+    /// beyond the usual ones, no system call filter.
+    pub allow_privileged: bool,
 }
 
 impl Config {

@@ -5,7 +5,8 @@
 //! node is decided by the scheduler, through `spec.nodeName`.
 //!
 //! What should happen is decided in pure code: `lifecycle` (the next steps for a pod), `status`
-//! (what the API shows), `probe`, `backoff`, `addresses`, `environment` and `images`.
+//! (what the API shows), `probe`, `backoff`, `addresses`, `environment`, `security`, `seccomp`
+//! and `images`.
 //! The shells around it are thin: `agent` and `worker` (tasks), `network` (netlink), `runtime`
 //! (processes) and `prober` (sockets). `container` and `applet` run in processes of their own,
 //! made from the same executable: see [`applet::applet_main`].
@@ -14,6 +15,7 @@ mod addresses;
 pub mod agent;
 pub mod applet;
 mod backoff;
+mod capabilities;
 pub mod config;
 mod container;
 mod environment;
@@ -30,5 +32,7 @@ mod probe;
 mod prober;
 mod recovery;
 pub mod runtime;
+mod seccomp;
+mod security;
 mod status;
 mod worker;

@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use crate::config::Config;
 use crate::environment::{Addresses, environment, hostname, hosts_file};
 use crate::runtime::{ContainerOrder, PodName};
+use crate::security::{Policy, confine};
 use roadstead_api::resolv::{ClusterDns, ResolvConf, compose};
 
 /// The node's own name servers.
@@ -52,6 +53,8 @@ pub(crate) fn plan_order(
     restarts: i32,
     config: &Config,
 ) -> Result<(ContainerOrder, Vec<String>), String> {
+    let policy = if config.allow_privileged { Policy::Privileged } else { Policy::Baseline };
+    let confinement = confine(pod, container, policy)?;
     let addresses = Addresses { pod: address, host: config.internal_ip };
     let environment = environment(pod, container, addresses)?;
     let hostname = match on_host_network(pod) {
@@ -78,6 +81,7 @@ pub(crate) fn plan_order(
         working_directory: container.working_dir.clone().filter(|path| !path.is_empty()),
         hostname,
         files,
+        confinement,
         restarts,
     };
     Ok((order, notes))

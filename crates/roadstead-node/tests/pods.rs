@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use roadstead_node::config::{Config, DEFAULT_BRIDGE};
 use roadstead_node::runtime::builtin::{BuiltinRuntime, cleanup};
 use roadstead_node::runtime::{
-    ContainerOrder, PodName, PodNetwork, PodRuntime, RecoveredState, StartError, Stop,
+    Confinement, ContainerOrder, PodName, PodNetwork, PodRuntime, RecoveredState, StartError, Stop,
 };
 use roadstead_testkit::netns::{laboratory, run, try_run};
 
@@ -33,6 +33,7 @@ fn config(state_dir: &Path) -> Config {
         state_dir: state_dir.into(),
         internal_ip: [192, 0, 2, 1].into(),
         open_files: None,
+        allow_privileged: false,
     }
 }
 
@@ -53,6 +54,7 @@ fn order(pod: &str, container: &str, args: &[&str]) -> ContainerOrder {
         working_directory: None,
         hostname: pod.into(),
         files: BTreeMap::from([("/etc/resolv.conf".to_owned(), resolv_conf.to_owned())]),
+        confinement: Confinement::default(),
         restarts: 0,
     }
 }
@@ -178,11 +180,140 @@ fn a_container_sees_only_its_own_files_and_processes() {
         let libraries = ["lib", "lib64", "usr"];
         let entries = look("ls");
         let entries: Vec<_> = entries.lines().filter(|name| !libraries.contains(name)).collect();
-        assert_eq!(entries, ["bin", "dev", "etc", "proc", "tmp"]);
+        assert_eq!(entries, ["bin", "dev", "etc", "proc", "sys", "tmp"]);
         assert_eq!(look("head -1 etc/resolv.conf"), "search default.svc.cluster.local");
         assert_eq!(look("ls proc | grep -c '^[0-9]'"), "2", "process 1 and the server");
         assert_eq!(look("tr '\\0' ' ' < proc/2/cmdline").trim(), "/bin/echo");
         assert!(!try_run(&format!("echo x > {root}/bin/roadstead")).status.success(), "read-only");
+        drop(runtime);
+        cleanup(&config).await.unwrap();
+    });
+}
+
+/// A line of what the kernel says about the command of a container.
+fn status_of_command(pod: &str, line: &str) -> String {
+    let init = pid(pod, "init");
+    let child = fs::read_to_string(format!("/proc/{init}/task/{init}/children")).unwrap();
+    let status = fs::read_to_string(format!("/proc/{}/status", child.trim())).unwrap();
+    let found = status.lines().find_map(|text| text.strip_prefix(&format!("{line}:")));
+    found.unwrap().split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn a_container_has_few_privileges() {
+    in_laboratory(async |config| {
+        let runtime = BuiltinRuntime::start(&config, executable()).await.unwrap();
+        start(&runtime, "one", &[]).await;
+        for (line, want) in [
+            ("CapInh", "0000000000000000"),
+            ("CapPrm", "00000000a80425fb"),
+            ("CapEff", "00000000a80425fb"),
+            ("CapBnd", "00000000a80425fb"),
+            ("CapAmb", "0000000000000000"),
+            ("NoNewPrivs", "1"),
+            ("Seccomp", "2"),
+        ] {
+            assert_eq!(status_of_command("one", line), want, "{line}");
+        }
+        drop(runtime);
+        cleanup(&config).await.unwrap();
+    });
+}
+
+#[test]
+fn a_container_writes_to_nothing_of_the_node() {
+    in_laboratory(async |config| {
+        let runtime = BuiltinRuntime::start(&config, executable()).await.unwrap();
+        // The server answers with its pod's name: what is written, if it can be, changes nothing.
+        let parameter = "/proc/sys/kernel/printk_ratelimit_burst";
+        let value = fs::read_to_string(parameter).unwrap().trim().to_owned();
+        let address = start(&runtime, &value, &[]).await;
+        assert_eq!(fetch(address, "/"), format!("{value}\n"));
+        for path in [
+            parameter,
+            "/proc/self/exe",
+            "/proc/1/exe",
+            "/proc/1/root/tmp/x",
+            "/proc/1/environ",
+            "/bin/roadstead",
+            "/sys/kernel/profiling",
+            "/sys/new",
+            "/proc/timer_list/new",
+        ] {
+            let (code, text) =
+                exec(&runtime, &value, &["curl", "-sS", "-o", path, "127.0.0.1:8080"]).await;
+            assert_eq!(code, 23, "{path}: {text}");
+        }
+        let (code, _) =
+            exec(&runtime, &value, &["curl", "-s", "-o", "/tmp/x", "127.0.0.1:8080"]).await;
+        assert_eq!(code, 0, "what is its own");
+        let mounts = fs::read_to_string(format!("/proc/{}/mounts", pid(&value, "init"))).unwrap();
+        for path in ["bus", "fs", "irq", "sys", "sysrq-trigger"] {
+            let path = format!("/proc/{path}");
+            if !Path::new(&path).exists() {
+                continue; // Not every kernel has all of them.
+            }
+            let mount = mounts.lines().rfind(|line| line.split(' ').nth(1) == Some(&path));
+            let options = mount.and_then(|line| line.split(' ').nth(3)).unwrap_or_default();
+            assert!(options.starts_with("ro,"), "{path} {options}");
+        }
+        let root = format!("/proc/{}/root", pid(&value, "init"));
+        for path in ["proc/keys", "proc/timer_list", "proc/interrupts", "proc/kcore"] {
+            let read = run(&format!("head -c 9 {root}/{path}"));
+            assert_eq!(read, "", "{path}");
+        }
+        drop(runtime);
+        cleanup(&config).await.unwrap();
+    });
+}
+
+#[test]
+fn a_container_runs_as_the_user_it_asks_for_or_not_at_all() {
+    in_laboratory(async |config| {
+        let runtime = BuiltinRuntime::start(&config, executable()).await.unwrap();
+        runtime.create_sandbox(&name("one"), PodNetwork::Own).await.unwrap();
+        let mut order = order("one", "main", &["--port", "80"]);
+        order.confinement.user = 1000;
+        order.confinement.group = 1001;
+        let users = fs::read_to_string("/proc/self/uid_map").unwrap();
+        let has_users = users.split_whitespace().last() != Some("1");
+        match (has_users, runtime.start(order).await) {
+            (true, started) => {
+                started.unwrap();
+                for (line, want) in [
+                    ("Uid", "1000 1000 1000 1000"),
+                    ("Gid", "1001 1001 1001 1001"),
+                    ("Groups", ""),
+                    ("CapEff", "0000000000000000"),
+                    ("CapBnd", "00000000a80425fb"),
+                ] {
+                    assert_eq!(status_of_command("one", line), want, "{line}");
+                }
+                let served = "curl -s --retry 9 --retry-connrefused http://10.244.0.2:80/";
+                assert_eq!(run(served), "one", "every port is its own");
+            }
+            (false, result) => {
+                eprintln!("this laboratory has no other users: only the refusal is tested");
+                let refusal = result.unwrap_err().to_string();
+                assert!(refusal.contains("cannot become user 1000"), "{refusal}");
+            }
+        }
+        drop(runtime);
+        cleanup(&config).await.unwrap();
+    });
+}
+
+#[test]
+fn a_read_only_root_is_read_only() {
+    in_laboratory(async |config| {
+        let runtime = BuiltinRuntime::start(&config, executable()).await.unwrap();
+        fetch(start(&runtime, "one", &[]).await, "/");
+        for (path, code) in [("/tmp/x", 23), ("/x", 23), ("/dev/shm/x", 0)] {
+            let mut order = order("one", "main2", &["curl", "-s", "-o", path, "127.0.0.1:8080"]);
+            order.confinement.read_only_root = true;
+            runtime.start(order).await.unwrap();
+            assert_eq!(runtime.wait(&name("one"), "main2").await.code, code, "{path}");
+        }
         drop(runtime);
         cleanup(&config).await.unwrap();
     });

@@ -72,6 +72,10 @@ pub struct Args {
     /// The bridge that the pods of this machine hang on.
     #[arg(long, value_name = "NAME", default_value = "roadstead0")]
     bridge: String,
+    /// Let pods ask for what gives them this machine: privileged containers, capabilities beyond the
+    /// usual ones, no system call filter. Whoever may create pods is then root here.
+    #[arg(long)]
+    allow_privileged: bool,
     #[command(flatten)]
     audit: apiserver::AuditArgs,
     #[command(flatten)]
@@ -141,6 +145,7 @@ impl Plan {
             state_dir: self.args.data_dir.join("node"),
             internal_ip: self.internal_ip,
             open_files: self.open_files,
+            allow_privileged: self.args.allow_privileged,
         }
     }
 

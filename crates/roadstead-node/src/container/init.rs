@@ -1,16 +1,17 @@
 //! A container's process 1: makes the container around itself, starts the command, passes signals
 //! on, and reaps. When it ends, the kernel ends everything in the container.
 
-use std::fs::File;
-use std::io::Write;
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Command, Stdio};
 
-use rustix::process::{Pid, Signal, set_parent_process_death_signal};
+use rustix::fs::fchown;
+use rustix::process::{Pid, Signal, Uid, set_parent_process_death_signal};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
 use super::process::{supervise, unshare, with_open_signals};
-use super::{Failure, Recipe, Trying, root};
+use super::{Failure, Recipe, Trying, confine, root};
 
 /// Runs the command; returns its exit code. Says on `started` why it could not, or closes it.
 pub(super) fn main(recipe: &Recipe, outputs: [OwnedFd; 2], started: OwnedFd) -> i32 {
@@ -37,7 +38,14 @@ fn start(recipe: &Recipe, outputs: [OwnedFd; 2]) -> Result<Pid, Failure> {
         .trying(|| "make namespaces".into())?;
     rustix::system::sethostname(recipe.hostname.as_bytes())
         .trying(|| "set the host name".into())?;
+    set_kernel_parameters(recipe)?;
     root::enter(recipe)?;
+    for output in &outputs {
+        // So that /dev/stdout can be opened by whoever the command runs as.
+        let user = Uid::from_raw(recipe.confinement.user);
+        fchown(output, Some(user), None).trying(|| "hand the output over".into())?;
+    }
+    confine::enter(&recipe.confinement)?;
     let [stdout, stderr] = outputs;
     let (program, arguments) = recipe.command.split_first().expect("made by command_line");
     let child = with_open_signals(&mut Command::new(program))
@@ -53,6 +61,22 @@ fn start(recipe: &Recipe, outputs: [OwnedFd; 2]) -> Result<Pid, Failure> {
     // Our own copies of the pipes went with the command's.
     let _ = rustix::stdio::dup2_stdout(null()?);
     Ok(Pid::from_child(&child))
+}
+
+/// They belong to the namespaces that we are in, whichever /proc we write to.
+fn set_kernel_parameters(recipe: &Recipe) -> Result<(), Failure> {
+    // A pod's ports are its own, so nobody needs a privilege to listen on one.
+    if recipe.network.is_some() {
+        let _ = write_parameter("net.ipv4.ip_unprivileged_port_start", "0");
+    }
+    for (name, value) in &recipe.confinement.sysctls {
+        write_parameter(name, value).trying(|| format!("set the sysctl {name} to {value:?}"))?;
+    }
+    Ok(())
+}
+
+fn write_parameter(name: &str, value: &str) -> io::Result<()> {
+    fs::write(format!("/proc/sys/{}", name.replace('.', "/")), value)
 }
 
 fn null() -> Result<File, Failure> {

@@ -6,7 +6,9 @@
 //! behind. The monitor stays outside: it writes the log and, at the end, how the container ended.
 //! So a container outlives the agent, and the next agent finds it again by what is on the disk.
 
+mod confine;
 mod init;
+mod kernel_paths;
 mod log;
 pub(crate) mod monitor;
 mod process;
@@ -19,6 +21,8 @@ use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+
+use crate::security::Confinement;
 
 /// In a container's directory: what to run.
 pub(crate) const RECIPE: &str = "recipe.json";
@@ -50,6 +54,8 @@ pub(crate) struct Recipe {
     /// How many files its processes may open at first; `None` is as many as the agent.
     #[serde(default)]
     pub(crate) open_files: Option<u64>,
+    #[serde(default)]
+    pub(crate) confinement: Confinement,
 }
 
 /// The processes of a container that runs.

@@ -9,6 +9,7 @@ use std::ptr;
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
+use seccompiler::BpfProgramRef;
 
 /// Which of the two processes we are after a fork.
 pub(super) enum Side {
@@ -58,6 +59,20 @@ pub(super) fn with_open_signals(command: &mut Command) -> &mut Command {
     };
     // SAFETY: between fork and exec the closure makes two calls that are async-signal-safe.
     unsafe { command.pre_exec(open) }
+}
+
+/// Lets a program judge all system calls that this thread and what it starts will make.
+///
+/// Unlike the function of `seccompiler` it leaves alone whether new privileges are forbidden.
+pub(super) fn install_filter(program: BpfProgramRef<'_>) -> io::Result<()> {
+    let length = u16::try_from(program.len()).map_err(io::Error::other)?;
+    let program = libc::sock_fprog { len: length, filter: program.as_ptr().cast_mut().cast() };
+    // SAFETY: the kernel copies the program, which lives until the call returns; both libraries
+    // have the kernel's layout of an instruction.
+    let result = unsafe {
+        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program)
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Passes signals on to a child and reaps orphans until the child has ended; returns its exit

@@ -1,4 +1,4 @@
-//! A container's root directory: our own executable, /proc, a few devices and files in /etc.
+//! A container's root directory: our own executable, /proc, /sys, a few devices and files in /etc.
 //!
 //! It works for root, and for root of a user namespace, where device nodes cannot be made and are
 //! bound from outside instead.
@@ -17,10 +17,12 @@ use rustix::mount::{
 };
 use rustix::process::pivot_root;
 
-use super::{Failure, ROOT, Recipe, Trying};
+use super::{Failure, ROOT, Recipe, Trying, kernel_paths};
 use crate::images::PROGRAMS;
 
-const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
+const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
+
+const NO_DEVICES: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV);
 
 /// Makes the root directory and moves into it; nothing of the machine's files stays visible.
 pub(super) fn enter(recipe: &Recipe) -> Result<(), Failure> {
@@ -28,17 +30,19 @@ pub(super) fn enter(recipe: &Recipe) -> Result<(), Failure> {
         .trying(|| "keep mounts to ourselves".into())?;
     let root = recipe.directory.join(ROOT);
     fs::create_dir_all(&root).trying(|| format!("make {}", root.display()))?;
-    let flags = MountFlags::NOSUID | MountFlags::NODEV;
-    mount("tmpfs", &root, "tmpfs", flags, Some(c"mode=755,size=64m"))
+    mount("tmpfs", &root, "tmpfs", NO_DEVICES, Some(c"mode=755,size=64m,nr_inodes=64k"))
         .trying(|| "mount the root".into())?;
     programs(&root)?;
     devices(&root)?;
     files(&root, recipe)?;
-    processes(&root);
+    kernel_paths::mount_below(&root, recipe.confinement.kernel_paths)?;
+    if recipe.confinement.read_only_root {
+        make_read_only(&root)?;
+    }
     switch(&root).trying(|| "change the root".into())
 }
 
-fn make_directory(path: &Path) -> Result<(), Failure> {
+pub(super) fn make_directory(path: &Path) -> Result<(), Failure> {
     fs::create_dir_all(path).trying(|| format!("make {}", path.display()))
 }
 
@@ -76,7 +80,14 @@ fn libraries() -> io::Result<BTreeSet<PathBuf>> {
 
 fn devices(root: &Path) -> Result<(), Failure> {
     let directory = root.join("dev");
-    make_directory(&directory.join("shm"))?;
+    make_directory(&directory)?;
+    let options = c"mode=755,size=64k,nr_inodes=1k";
+    mount("tmpfs", &directory, "tmpfs", NO_DEVICES | MountFlags::NOEXEC, Some(options))
+        .trying(|| "mount /dev".into())?;
+    let shared = directory.join("shm");
+    make_directory(&shared)?;
+    mount("tmpfs", &shared, "tmpfs", NO_DEVICES | MountFlags::NOEXEC, Some(c"mode=1777,size=64m"))
+        .trying(|| "mount /dev/shm".into())?;
     for name in DEVICES {
         let outside = Path::new("/dev").join(name);
         let inside = directory.join(name);
@@ -92,7 +103,7 @@ fn devices(root: &Path) -> Result<(), Failure> {
 }
 
 fn files(root: &Path, recipe: &Recipe) -> Result<(), Failure> {
-    for directory in ["etc", "proc", "tmp"] {
+    for directory in ["etc", "tmp"] {
         make_directory(&root.join(directory))?;
     }
     fs::set_permissions(root.join("tmp"), fs::Permissions::from_mode(0o1777))
@@ -105,16 +116,14 @@ fn files(root: &Path, recipe: &Recipe) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Where the machine hides parts of its own /proc the kernel allows no new one; the built-in
-/// programs do without.
-fn processes(root: &Path) {
-    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    let _ = mount("proc", root.join("proc"), "proc", flags, None);
-}
-
 fn bind_read_only(outside: &Path, inside: &Path) -> Result<(), Failure> {
     File::create(inside).trying(|| format!("make {}", inside.display()))?;
     mount_bind(outside, inside).trying(|| format!("bind {}", outside.display()))?;
+    make_read_only(inside)
+}
+
+/// Makes the mount at this path read-only.
+pub(super) fn make_read_only(inside: &Path) -> Result<(), Failure> {
     // A user namespace may add restrictions to a mount but not drop those it came with.
     let present = statvfs(inside).trying(|| format!("look at {}", inside.display()))?.f_flag;
     let mut flags = MountFlags::BIND | MountFlags::RDONLY;
@@ -124,6 +133,7 @@ fn bind_read_only(outside: &Path, inside: &Path) -> Result<(), Failure> {
         (StatVfsMountFlags::NODIRATIME, MountFlags::NODIRATIME),
         (StatVfsMountFlags::RELATIME, MountFlags::RELATIME),
         (StatVfsMountFlags::NODEV, MountFlags::NODEV),
+        (StatVfsMountFlags::NOEXEC, MountFlags::NOEXEC),
     ] {
         flags.set(keep, present.contains(have));
     }

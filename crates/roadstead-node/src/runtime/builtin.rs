@@ -156,6 +156,7 @@ impl BuiltinRuntime {
             hostname: order.hostname,
             files: order.files,
             open_files: self.open_files,
+            confinement: order.confinement,
         })
     }
 

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::NodeError;
 pub use crate::facts::Exit;
+pub use crate::security::Confinement;
 
 /// Runs the processes of pods. It knows nothing of the API, of probes or of restarts.
 pub trait PodRuntime: Send + Sync + 'static {
@@ -99,6 +100,8 @@ pub struct ContainerOrder {
     pub hostname: String,
     /// Files such as /etc/resolv.conf, by path.
     pub files: BTreeMap<String, String>,
+    /// What its processes may do.
+    pub confinement: Confinement,
     /// How often the container ran before.
     pub restarts: i32,
 }

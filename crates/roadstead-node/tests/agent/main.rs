@@ -31,6 +31,7 @@ fn config() -> Config {
         state_dir: "/run/state".into(),
         internal_ip: [192, 0, 2, 1].into(),
         open_files: None,
+        allow_privileged: false,
     }
 }
 

@@ -1,0 +1,92 @@
+//! Gives up what a container must not have, for good: the calling process and all that it starts
+//! can never get it back.
+
+use std::io;
+
+use rustix::io::Errno;
+use rustix::process::{DumpableBehavior, Gid, Signal, Uid, set_dumpable_behavior};
+use rustix::process::{getgid, getuid, set_parent_process_death_signal};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, capability_is_in_bounding_set,
+    clear_ambient_capability_set, remove_capability_from_bounding_set, set_capabilities,
+    set_no_new_privs, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
+};
+
+use super::process::install_filter;
+use super::{Failure, Trying};
+use crate::seccomp;
+use crate::security::{Confinement, Escalation, Seccomp};
+
+/// Applies everything, in an order in which each step may still be taken.
+pub(super) fn enter(confinement: &Confinement) -> Result<(), Failure> {
+    match confinement.escalation {
+        Escalation::Forbidden => {
+            set_no_new_privs(true).trying(|| "forbid new privileges".into())?;
+        }
+        // Then only the privileged may filter, which we are for a little longer.
+        Escalation::Allowed => filter_calls(confinement)?,
+    }
+    // We may have less than a privileged container asks for: then it gets what we have.
+    let wanted = CapabilitySet::from_bits_truncate(confinement.capabilities.bits());
+    let kept = capabilities(None).trying(|| "read our capabilities".into())?.permitted & wanted;
+    clear_ambient_capability_set().trying(|| "drop ambient capabilities".into())?;
+    bound(kept).trying(|| "drop capabilities".into())?;
+    become_user(confinement).trying(|| format!("become user {}", confinement.user))?;
+    let own = if confinement.user == 0 { kept } else { CapabilitySet::empty() };
+    let sets =
+        CapabilitySets { effective: own, permitted: own, inheritable: CapabilitySet::empty() };
+    set_capabilities(None, sets).trying(|| "set capabilities".into())?;
+    if confinement.escalation == Escalation::Forbidden {
+        filter_calls(confinement)?;
+    }
+    // A change of user makes the kernel forget both.
+    set_parent_process_death_signal(Some(Signal::KILL)).trying(|| "follow the monitor".into())?;
+    // What runs beside us in the container can neither trace us nor open our files in /proc, which
+    // lead out of the container: our executable above all.
+    set_dumpable_behavior(DumpableBehavior::NotDumpable).trying(|| "hide our memory".into())
+}
+
+fn filter_calls(confinement: &Confinement) -> Result<(), Failure> {
+    if confinement.seccomp == Seccomp::Unconfined {
+        return Ok(());
+    }
+    let programs = seccomp::filters(confinement.capabilities)
+        .map_err(io::Error::other)
+        .trying(|| "make the system call filter".into())?;
+    for program in &programs {
+        install_filter(program).trying(|| "filter system calls".into())?;
+    }
+    Ok(())
+}
+
+/// Leaves these capabilities, at most, to all that is started from here.
+fn bound(kept: CapabilitySet) -> io::Result<()> {
+    for number in 0..64 {
+        let one = CapabilitySet::from_bits_retain(1 << number);
+        match capability_is_in_bounding_set(one) {
+            Ok(true) if !kept.contains(one) => remove_capability_from_bounding_set(one)?,
+            Ok(_) => {}
+            // The kernel knows no further ones.
+            Err(Errno::INVAL) => break,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+fn become_user(confinement: &Confinement) -> io::Result<()> {
+    let groups: Vec<_> = confinement.groups.iter().map(|group| Gid::from_raw(*group)).collect();
+    match set_thread_groups(&groups) {
+        // In a user namespace made by an ordinary user nobody can drop groups, nor use them.
+        Err(Errno::PERM) if groups.is_empty() => {}
+        result => result?,
+    }
+    let (user, group) = (Uid::from_raw(confinement.user), Gid::from_raw(confinement.group));
+    if group != getgid() {
+        set_thread_res_gid(group, group, group)?;
+    }
+    if user != getuid() {
+        set_thread_res_uid(user, user, user)?;
+    }
+    Ok(())
+}

@@ -75,7 +75,8 @@ impl Roadstead {
         Self::start_in(tempfile::tempdir().unwrap(), command)
     }
 
-    fn start_in(directory: tempfile::TempDir, command: &str) -> Self {
+    /// Starts a command in a directory that may hold files already.
+    pub fn start_in(directory: tempfile::TempDir, command: &str) -> Self {
         let mut arguments: Vec<_> = command.split(' ').map(str::to_owned).collect();
         let path = |name: &str| directory.path().join(name).display().to_string();
         arguments.extend(["--kubeconfig-out".into(), path("kubeconfig")]);

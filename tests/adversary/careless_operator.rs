@@ -149,3 +149,39 @@ fn ranges_that_overlap() {
         assert!(!place.path().join("data").exists(), "nothing is half done");
     });
 }
+
+#[test]
+fn tokens_for_everybody() {
+    let place = tempfile::tempdir().unwrap();
+    let tokens = place.path().join("tokens.csv");
+    let flags = format!("--ephemeral --listen 127.0.0.1:0 --token-auth-file {}", display(&tokens));
+    for (text, words) in [
+        ("good,jane,1\n,root,0,\"system:masters\"\n", "line 2: the token is empty"),
+        ("sesame\n", "line 1: there are 1 fields"),
+        ("a,jane,1\na,bob,2\n", "line 2: this token is in an earlier line already"),
+    ] {
+        fs::write(&tokens, text).unwrap();
+        let said = refused(&format!("apiserver {flags}"));
+        assert!(said.contains(words) && said.contains(&display(&tokens)), "{said}");
+    }
+}
+
+#[test]
+fn files_that_others_can_read() {
+    let place = tempfile::tempdir().unwrap();
+    let [log, left] = ["audit.log", "kubeconfig.new"].map(|name| place.path().join(name));
+    for open_to_all in [&log, &left] {
+        fs::write(open_to_all, "").unwrap();
+        run(&format!("chmod 666 {}", display(open_to_all)));
+    }
+    let roadstead = Roadstead::start_in(place, &{
+        let flags = "--ephemeral --listen 127.0.0.1:0";
+        format!("apiserver {flags} --audit-log {}", display(&log))
+    });
+    roadstead.kubectl().run("create secret generic s --from-literal=p=hunter2");
+    let directory = display(roadstead.directory());
+    assert_eq!(
+        run(&format!("stat -c %a {directory}/audit.log {directory}/kubeconfig")),
+        "600\n600"
+    );
+}

@@ -7,6 +7,7 @@ use crate::about::About;
 use crate::api::User;
 
 mod log;
+mod private;
 
 pub use log::Audit;
 pub(crate) use log::{Request, answered};
@@ -42,15 +43,18 @@ impl Policy {
         Ok(Self { rules: list("/rules"), omitted: list("/omitStages") })
     }
 
-    /// The level for a request; without rules everything is written at the level Metadata.
+    /// The level for a request; without rules everything is written at the level Metadata, and
+    /// about Secrets and tokens never more than that.
     pub fn level(&self, user: &User, about: &About) -> Level {
         let rule = self.rules.iter().find(|rule| applies(rule, user, about));
-        match (rule.map(|rule| rule.text("/level")), self.rules.is_empty()) {
+        let wanted = match (rule.map(|rule| rule.text("/level")), self.rules.is_empty()) {
             (Some("None"), _) | (None, false) => Level::None,
             (Some("Request"), _) => Level::Request,
             (Some("RequestResponse"), _) => Level::RequestResponse,
             _ => Level::Metadata,
-        }
+        };
+        let named = rule.is_some_and(|rule| names(rule, &about.resource));
+        wanted.min(private::most(about, named))
     }
 
     /// Whether nothing is written about a request at this stage.
@@ -59,6 +63,12 @@ impl Policy {
         let own = rule.map_or(&[][..], |rule| rule.list("/omitStages"));
         own.iter().chain(&self.omitted).any(|omitted| omitted == stage)
     }
+}
+
+/// Whether a rule is about this resource by its name.
+fn names(rule: &Value, resource: &str) -> bool {
+    let entries = rule.list("/resources").iter();
+    entries.flat_map(|entry| entry.list("/resources")).any(|name| name == resource)
 }
 
 fn applies(rule: &Value, user: &User, about: &About) -> bool {
@@ -102,6 +112,8 @@ rules:
 - {level: Request, resources: [{group: '', resources: [secrets]}]}
 - {level: Metadata, resources: [{group: apps}], omitStages: [ResponseStarted]}
 - {level: RequestResponse, resources: [{group: batch}]}
+- {level: RequestResponse, users: [auditor], resources: [{group: '', resources: [configmaps]}]}
+- {level: RequestResponse, users: [bob]}
 ",
     )
     .unwrap();
@@ -109,7 +121,14 @@ rules:
     let cases = [
         ("system:kube-proxy watch -/services", Level::None),
         ("jane get /healthz/ping", Level::None),
-        ("jane create -/secrets", Level::Request),
+        ("jane create -/secrets", Level::Metadata),
+        ("bob list -/secrets", Level::Metadata),
+        ("bob create -/serviceaccounts/token", Level::Metadata),
+        ("bob create -/serviceaccounts", Level::RequestResponse),
+        ("bob create authentication.k8s.io/tokenreviews", Level::Metadata),
+        ("bob create -/pods/proxy", Level::Metadata),
+        ("bob create -/configmaps", Level::Metadata),
+        ("auditor create -/configmaps", Level::RequestResponse),
         ("jane list apps/deployments", Level::Metadata),
         ("jane list batch/jobs", Level::RequestResponse),
         ("jane list -/pods", Level::None),
@@ -122,7 +141,8 @@ rules:
             words[2].split_once('/').filter(|(group, _)| !group.is_empty())
         {
             about.group = group.trim_matches('-').into();
-            about.resource = resource.into();
+            let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+            (about.resource, about.subresource) = (resource.into(), subresource.into());
         }
         assert_eq!(policy.level(&user, &about), want, "{text}");
         let omits = policy.omits(&user, &about, "ResponseStarted");

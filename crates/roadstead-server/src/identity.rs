@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -19,6 +19,7 @@ use rustls::server::WebPkiClientVerifier;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::api::User;
+use crate::secret_file::write_secret;
 
 /// Why certificates could not be made or read.
 #[derive(Debug, thiserror::Error)]
@@ -174,16 +175,6 @@ impl Authority {
             encode(&client.key),
         )
     }
-}
-
-/// Writes a file that only its owner can read, completely or not at all.
-pub fn write_secret(path: &Path, text: &str) -> io::Result<()> {
-    let unfinished = path.with_extension("new");
-    let mut options = fs::OpenOptions::new();
-    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&unfinished)?;
-    io::Write::write_all(&mut file, text.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&unfinished, path)
 }
 
 /// Who a client certificate says its holder is: the common name and the organizations.

@@ -1,6 +1,5 @@
 //! Bearer tokens: those of service accounts, which we sign, and those from a file.
 
-use std::collections::HashMap;
 use std::path::Path;
 
 use base64::Engine;
@@ -16,8 +15,10 @@ use uuid::Uuid;
 
 use crate::api::{Api, User};
 use crate::error::ApiError;
-use crate::identity::{IdentityError, write_secret};
+use crate::identity::IdentityError;
+use crate::known_tokens::Known;
 use crate::object;
+use crate::secret_file::write_secret;
 
 /// Who signs our tokens, and whom they are for unless somebody asks for others.
 pub const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
@@ -32,7 +33,7 @@ pub struct Tokens {
     /// The public key, uncompressed.
     public: Vec<u8>,
     /// Tokens from a file.
-    known: HashMap<String, User>,
+    known: Known,
 }
 
 impl Tokens {
@@ -60,21 +61,13 @@ impl Tokens {
             signing: EncodingKey::from_ec_pem(key.serialize_pem().as_bytes()).map_err(wrong)?,
             checking: DecodingKey::from_ec_pem(key.public_key_pem().as_bytes()).map_err(wrong)?,
             public: key.der_bytes().to_vec(),
-            known: HashMap::new(),
+            known: Known::default(),
         })
     }
 
-    /// Adds the tokens of a file: `token,user,uid,"group1,group2"` on each line.
-    pub fn with_file(mut self, text: &str) -> Self {
-        for line in text.lines().filter(|line| !line.trim().is_empty()) {
-            let mut parts = line.splitn(4, ',').map(str::trim);
-            let (Some(token), Some(name)) = (parts.next(), parts.next()) else { continue };
-            let groups = parts.nth(1).unwrap_or("").trim_matches('"').split(',');
-            let groups = groups.filter(|group| !group.is_empty()).map(str::to_owned);
-            let groups = groups.chain(["system:authenticated".to_owned()]).collect();
-            self.known.insert(token.to_owned(), User::new(name, groups));
-        }
-        self
+    /// Adds tokens that are known from the start.
+    pub fn with_known(self, known: Known) -> Self {
+        Self { known, ..self }
     }
 
     /// Whom a token for one of these audiences belongs to, or why to nobody.
@@ -89,7 +82,10 @@ impl Tokens {
                 "token audiences {own:?} is invalid for the target audiences {audiences:?}"
             ))
         };
-        if let Some(user) = self.known.get(token) {
+        if token.is_empty() {
+            return Err("there is no token".into());
+        }
+        if let Some(user) = self.known.user(token) {
             return match audiences.contains(&ISSUER) {
                 true => Ok(Bearer { user: user.clone(), audiences: vec![ISSUER.to_owned()] }),
                 false => wrong_audience(&[ISSUER.to_owned()]),

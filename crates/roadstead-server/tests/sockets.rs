@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use roadstead_server::api::{Api, Config};
 use roadstead_server::bootstrap;
 use roadstead_server::identity::Authority;
+use roadstead_server::known_tokens::Known;
 use roadstead_server::receive::Patience;
 use roadstead_server::serve::{self, Door};
 use roadstead_server::tokens::Tokens;
@@ -35,7 +36,8 @@ impl Server {
     async fn start() -> Self {
         let authority = Authority::ephemeral().unwrap();
         let pair = authority.server(vec!["127.0.0.1".into()]).unwrap();
-        let tokens = Tokens::ephemeral().unwrap().with_file("sesame,admin,1,\"system:masters\"\n");
+        let known = Known::parse("sesame,admin,1,\"system:masters\"\n").unwrap();
+        let tokens = Tokens::ephemeral().unwrap().with_known(known);
         let range = "10.96.0.0/16".parse().unwrap();
         let config = Config { service_range: range, advertise: None, audit: None };
         let api = Api::new(Store::memory(), config, tokens);

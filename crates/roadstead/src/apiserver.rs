@@ -12,8 +12,10 @@ use ipnet::{IpNet, Ipv4Net};
 use roadstead_plan::alloc;
 use roadstead_server::api::{Api, Config, Services};
 use roadstead_server::audit::{Audit, Policy};
-use roadstead_server::identity::{Authority, write_secret};
+use roadstead_server::identity::Authority;
+use roadstead_server::known_tokens::Known;
 use roadstead_server::receive::Patience;
+use roadstead_server::secret_file::{append_private, write_secret};
 use roadstead_server::serve::Door;
 use roadstead_server::tokens::Tokens;
 use roadstead_server::{bootstrap, serve};
@@ -41,7 +43,8 @@ pub struct Args {
     kubeconfig_out: PathBuf,
     #[command(flatten)]
     services: ServiceArgs,
-    /// Tokens that are known from the start: `token,user,uid,"group1,group2"` on each line.
+    /// Tokens that are known from the start: `token,user,uid,"group1,group2"` on each line. A line
+    /// that is not like that, an empty token or one that is there twice ends the start.
     #[arg(long, value_name = "FILE")]
     token_auth_file: Option<PathBuf>,
     #[command(flatten)]
@@ -132,10 +135,11 @@ fn port_range(text: &str) -> Result<RangeInclusive<u16>, String> {
 /// Who did what, in a file.
 #[derive(Clone, Debug, Parser)]
 pub struct AuditArgs {
-    /// Append a line of JSON about each request to this file.
+    /// Append a line of JSON about each request to this file, which only its owner can read.
     #[arg(long, value_name = "FILE")]
     audit_log: Option<PathBuf>,
-    /// Which requests are written, and how much of them: an audit.k8s.io/v1 Policy.
+    /// Which requests are written, and how much of them: an audit.k8s.io/v1 Policy. The contents
+    /// of Secrets and tokens are never written, those of ConfigMaps if a rule names them.
     #[arg(long, value_name = "FILE", requires = "audit_log")]
     audit_policy: Option<PathBuf>,
 }
@@ -153,8 +157,8 @@ impl AuditArgs {
                     .map_err(|why| anyhow::anyhow!("{} is wrong: {why}", path.display()))?
             }
         };
-        let file = std::fs::OpenOptions::new().create(true).append(true).open(log);
-        let file = file.with_context(|| format!("cannot open the audit log {}", log.display()))?;
+        let file = append_private(log)
+            .with_context(|| format!("cannot open the audit log {}", log.display()))?;
         Ok(Some(Audit::new(policy, file)))
     }
 }
@@ -177,8 +181,9 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     };
     if let Some(path) = &args.token_auth_file {
         let text = std::fs::read_to_string(path);
-        tokens =
-            tokens.with_file(&text.with_context(|| format!("cannot read {}", path.display()))?);
+        let text = text.with_context(|| format!("cannot read {}", path.display()))?;
+        let known = Known::parse(&text);
+        tokens = tokens.with_known(known.with_context(|| path.display().to_string())?);
     }
     let (service_range, services) = args.services.settle()?;
     let setup = Setup {

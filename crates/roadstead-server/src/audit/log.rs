@@ -15,6 +15,7 @@ use tracing::warn;
 
 use crate::about::About;
 use crate::api::{Api, User};
+use crate::audit::private::redacted;
 use crate::audit::{Level, Policy};
 use crate::body;
 use crate::http::Body;
@@ -86,7 +87,7 @@ impl Request<'_> {
             let object = body::read(self.media_type, self.body);
             // Patches have media types of their own, but are JSON or YAML all the same.
             let object = object.or_else(|_| body::yaml(self.body).map(|document| document.value));
-            event["requestObject"] = object.unwrap_or_default();
+            event["requestObject"] = redacted(object.unwrap_or_default());
         }
         event
     }
@@ -125,7 +126,7 @@ pub(crate) async fn answered(
         Level::RequestResponse => body.collect().await.unwrap_or_else(|never| match never {}),
     };
     let bytes = bytes.to_bytes();
-    event["responseObject"] = serde_json::from_slice(&bytes).unwrap_or_default();
+    event["responseObject"] = redacted(serde_json::from_slice(&bytes).unwrap_or_default());
     audit.write(&staged(&event, COMPLETE));
     Response::from_parts(parts, Full::new(bytes).boxed_unsync())
 }

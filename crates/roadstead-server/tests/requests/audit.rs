@@ -76,3 +76,44 @@ async fn those_who_are_turned_away_are_written_too() {
         assert!(metrics.contains(&format!("code=\"{code}\"")), "{code}: {metrics}");
     }
 }
+
+#[tokio::test]
+async fn secrets_and_tokens_are_never_written() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let everything = Policy::parse("{kind: Policy, rules: [{level: RequestResponse}]}").unwrap();
+    let audit = Audit::new(everything, file.reopen().unwrap());
+    let server = Server::with(Store::memory(), Some(audit)).await;
+    let default = "/api/v1/namespaces/default";
+    let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"},
+        "data": {"p": "aHVudGVyMg=="}});
+    let patch = json!({"stringData": {"p": "hunter2"}});
+    for (request, body) in [
+        (format!("POST {default}/secrets"), secret.clone()),
+        (format!("GET {default}/secrets"), json!("")),
+        ("GET /api/v1/secrets".into(), json!("")),
+        (format!("GET {default}/secrets/s"), json!("")),
+        (format!("PATCH {default}/secrets/s"), patch),
+        (format!("PUT {default}/secrets/s"), secret.clone()),
+        // By mistake, in the place of others.
+        (format!("POST {default}/pods"), secret.clone()),
+        (format!("POST {default}/services"), json!({"kind": "List", "items": [secret.clone()]})),
+        (format!("POST {MAPS}"), json!({"metadata": {"name": "m"}, "data": {"p": "hunter2"}})),
+        (format!("POST {default}/serviceaccounts"), json!({"metadata": {"name": "robot"}})),
+        (format!("DELETE {default}/secrets/s"), json!("")),
+    ] {
+        server.ask(&request, body).await;
+    }
+    let path = format!("POST {default}/serviceaccounts/robot/token");
+    let request = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest"});
+    let issued = server.ask(&path, request).await.body;
+    let token = issued["status"]["token"].as_str().unwrap();
+    let review = json!({"spec": {"token": token}});
+    server.ask("POST /apis/authentication.k8s.io/v1/tokenreviews", review).await;
+    let text = std::fs::read_to_string(file.path()).unwrap();
+    for secret in ["aHVudGVyMg==", "hunter2", token] {
+        assert!(!text.contains(secret), "{secret} in {text}");
+    }
+    let bodies = lines(&file).iter().filter(|line| line["responseObject"].is_object()).count();
+    assert!((3..10).contains(&bodies), "{bodies} others are written");
+    assert_eq!(lines(&file).len(), 13);
+}

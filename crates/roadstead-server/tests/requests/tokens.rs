@@ -1,5 +1,6 @@
 //! Tokens of service accounts: whom they are for, what they are bound to, how long they live.
 
+use roadstead_server::api::User;
 use serde_json::{Value, json};
 
 use crate::server::Server;
@@ -127,5 +128,15 @@ async fn lifetimes_and_other_nonsense() {
     for body in ["[]", r#"{"spec": "x"}"#, r#"{"spec": {"boundObjectRef": 7}}"#, "7", "null"] {
         let path = format!("POST {DEFAULT}/serviceaccounts/web/token");
         assert_eq!(server.ask(&path, body).await.code, 400, "{body}");
+    }
+}
+
+#[tokio::test]
+async fn an_empty_token_is_nobodys() {
+    let server = server().await;
+    for header in ["Bearer ", "Bearer", "Bearer  ", "bearer ", "Bearer ,"] {
+        let headers = [("authorization", header)];
+        let answer = server.ask_by(User::anonymous(), &headers, "GET /api/v1/secrets").await;
+        assert_eq!(answer.code, 401, "{header:?}");
     }
 }

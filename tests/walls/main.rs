@@ -8,7 +8,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Who may use whom among our own crates. `roadstead` and the testkit may use everything.
-const ALLOWED: [(&str, &[&str]); 13] = [
+const ALLOWED: [(&str, &[&str]); 14] = [
     ("api", &[]),
     ("patch", &["api"]),
     ("plan", &["api"]),
@@ -16,6 +16,7 @@ const ALLOWED: [(&str, &[&str]); 13] = [
     ("zone", &["api"]),
     ("streams", &[]),
     ("store", &[]),
+    ("images", &[]),
     ("server", &["store", "patch", "plan", "api"]),
     ("watch", &["api"]),
     ("controllers", &["plan", "watch", "api"]),

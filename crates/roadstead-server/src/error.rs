@@ -221,10 +221,10 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", message)
     }
 
-    /// Later, please.
+    /// Later, please: after so many seconds, unless they are none.
     pub fn too_many_requests(message: impl Into<String>, seconds: u64) -> Self {
         let mut error = Self::new(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message);
-        error.details = Some(json!({"retryAfterSeconds": seconds}));
+        error.details = (seconds > 0).then(|| json!({"retryAfterSeconds": seconds}));
         error
     }
 

@@ -12,6 +12,11 @@ use crate::error::ApiError;
 use crate::object;
 use crate::write::{self, Context, Owner, Part};
 
+/// The condition by which a budget says whether a pod may go.
+const ALLOWED: &str = "DisruptionAllowed";
+/// So many evictions may be open that nobody has confirmed.
+const MOST_UNCONFIRMED: usize = 2000;
+
 /// Takes one disruption from the budget of a pod, if it has one and the pod counts.
 pub async fn spend(api: &Api, namespace: &str, pod: &Value, dry_run: bool) -> Result<(), ApiError> {
     if counts_for_nothing(pod) {
@@ -72,33 +77,89 @@ fn is_free(budget: &Value, pod: &Value) -> bool {
 /// The budget after one more disruption.
 fn spent(budget: &Value, pod: &str, now: &str) -> Result<Value, ApiError> {
     let name = budget.text("/metadata/name");
-    let refuse = |why: String| {
-        let words = "Cannot evict pod as it would violate the pod's disruption budget.";
-        let mut error = ApiError::too_many_requests(words, 10);
-        if let Some(details) = &mut error.details {
-            details["causes"] = json!([{"reason": "DisruptionBudget", "message": why}]);
-        }
-        Err(error)
-    };
     if budget.int("/status/observedGeneration") < budget.int("/metadata/generation") {
-        return refuse(format!(
-            "The disruption budget {name} is still being processed by the server."
-        ));
+        let why = format!("The disruption budget {name} is still being processed by the server.");
+        return Err(refusal(&why));
     }
     let allowed = budget.int("/status/disruptionsAllowed");
-    if allowed <= 0 {
-        return refuse(format!(
-            "The disruption budget {name} needs {} healthy pods and has {} currently",
-            budget.int("/status/desiredHealthy"),
-            budget.int("/status/currentHealthy")
+    if allowed < 0 {
+        return Err(forbidden(name, "pdb disruptions allowed is negative"));
+    }
+    let unconfirmed = budget["status"]["disruptedPods"].as_object().map_or(0, |pods| pods.len());
+    if unconfirmed > MOST_UNCONFIRMED {
+        return Err(forbidden(
+            name,
+            "DisruptedPods map too big - too many evictions not confirmed by PDB controller",
         ));
+    }
+    if allowed == 0 {
+        return Err(refusal(&why_not(budget)));
     }
     let mut new = budget.clone();
     let status = child(&mut new, "status");
     status["disruptionsAllowed"] = (allowed - 1).into();
     child(status, "disruptedPods")[pod] = now.into();
+    if allowed == 1 {
+        exhausted(status, budget.int("/metadata/generation"), now);
+    }
     new["metadata"].as_object_mut().map(|metadata| metadata.remove("resourceVersion"));
     Ok(new)
+}
+
+/// Not yet, without a word about when: a client that is told a time waits for it ten times over
+/// before it tells its user (client-go, `rest.Request`), and the budget may allow it any moment.
+fn refusal(why: &str) -> ApiError {
+    let words = "Cannot evict pod as it would violate the pod's disruption budget.";
+    let mut error = ApiError::too_many_requests(words, 0);
+    error.details = Some(json!({"causes": [{"reason": "DisruptionBudget", "message": why}]}));
+    error
+}
+
+fn forbidden(budget: &str, why: &str) -> ApiError {
+    let words = format!("poddisruptionbudget.policy {budget:?} is forbidden: {why}");
+    let mut error = ApiError::forbidden(words);
+    let kind = "poddisruptionbudget";
+    error.details = Some(json!({"name": budget, "group": "policy", "kind": kind}));
+    error
+}
+
+/// Why a budget allows nothing.
+fn why_not(budget: &Value) -> String {
+    let name = budget.text("/metadata/name");
+    let told = budget.list("/status/conditions").iter().find(|own| {
+        own.text("/type") == ALLOWED && own.text("/status") == "False" && own.has("/message")
+    });
+    let told = told.map(|own| (own.text("/reason"), own.text("/message")));
+    let (needs, has) = (budget.int("/status/desiredHealthy"), budget.int("/status/currentHealthy"));
+    let beginning = format!("The disruption budget {name}");
+    match told.filter(|(_, message)| !message.is_empty()) {
+        // Then the numbers mean nothing.
+        Some(("SyncFailed", message)) => format!(
+            "{beginning} does not allow evicting pods currently because it failed sync: {message}"
+        ),
+        _ if has <= needs => {
+            format!("{beginning} needs {needs} healthy pods and has {has} currently")
+        }
+        Some((reason, message)) => {
+            format!("{beginning} does not allow evicting pods currently ({reason}): {message}")
+        }
+        None => format!("{beginning} does not allow evicting pods currently"),
+    }
+}
+
+/// Says in the conditions that nothing more is allowed.
+fn exhausted(status: &mut Value, generation: i64, now: &str) {
+    let conditions = child(status, "conditions");
+    if !conditions.is_array() {
+        *conditions = json!([]);
+    }
+    let Some(conditions) = conditions.as_array_mut() else { return };
+    let before = conditions.iter().find(|own| own.text("/type") == ALLOWED);
+    let since = before.filter(|own| own.text("/status") == "False");
+    let since = since.map_or(now, |own| own.text("/lastTransitionTime")).to_owned();
+    conditions.retain(|own| own.text("/type") != ALLOWED);
+    conditions.push(json!({"type": ALLOWED, "status": "False", "reason": "InsufficientPods",
+        "message": "", "observedGeneration": generation, "lastTransitionTime": since}));
 }
 
 #[cfg(test)]
@@ -122,8 +183,55 @@ mod tests {
         for (generation, allowed, want) in cases {
             let error = spent(&budget(generation, allowed), "p", "now").unwrap_err();
             assert_eq!(error.code, 429);
-            assert_eq!(error.details.unwrap()["causes"][0]["message"], want);
+            let details = error.details.unwrap();
+            let cause = json!({"reason": "DisruptionBudget", "message": want});
+            assert_eq!(details, json!({"causes": [cause]}), "and not when to try again");
         }
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_budget() {
+        let budget = |status: Value| json!({"metadata": {"name": "b"}, "status": status});
+        let condition = |reason: &str, message: &str| {
+            json!([{"type": "DisruptionAllowed", "status": "False", "reason": reason,
+                "message": message}])
+        };
+        let many: serde_json::Map<_, _> =
+            (0..=MOST_UNCONFIRMED).map(|n| (n.to_string(), "now".into())).collect();
+        let cases = [
+            (json!({"disruptionsAllowed": -1}), 403, "pdb disruptions allowed is negative"),
+            (json!({"disruptionsAllowed": 1, "disruptedPods": many}), 403, "map too big"),
+            (
+                json!({"conditions": condition("SyncFailed", "oh")}),
+                429,
+                "does not allow evicting pods currently because it failed sync: oh",
+            ),
+            (
+                json!({"currentHealthy": 4, "desiredHealthy": 3,
+                    "conditions": condition("Other", "oh")}),
+                429,
+                "does not allow evicting pods currently (Other): oh",
+            ),
+            (
+                json!({"currentHealthy": 3, "desiredHealthy": 3,
+                    "conditions": condition("Other", "oh")}),
+                429,
+                "needs 3 healthy pods and has 3 currently",
+            ),
+            (
+                json!({"currentHealthy": 4, "desiredHealthy": 3}),
+                429,
+                "budget b does not allow evicting pods currently",
+            ),
+        ];
+        for (status, code, want) in cases {
+            let error = spent(&budget(status), "p", "now").unwrap_err();
+            assert_eq!(error.code, code, "{want}");
+            let text = error.to_status().to_string();
+            assert!(text.contains(want), "{want}: {text}");
+        }
+        let last = spent(&budget(json!({"disruptionsAllowed": 1})), "p", "now").unwrap();
+        assert_eq!(last["status"]["conditions"][0]["reason"], "InsufficientPods");
     }
 
     #[test]

@@ -152,15 +152,18 @@ async fn evictions_spend_the_budget() {
     };
     let early = evict("a").await;
     assert_eq!(early.code, 429, "nobody has looked at the budget yet: {}", early.text);
+    assert_eq!(early.retry_after, None);
     let status = json!({"status": {"observedGeneration": 1, "disruptionsAllowed": 1,
-        "currentHealthy": 2, "desiredHealthy": 1, "expectedPods": 2}});
+        "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 2}});
     server.ask(&format!("PATCH {budgets}/web/status"), status).await;
     assert_eq!(evict("pending").await.code, 201, "it counts for nothing");
     assert_eq!(evict("a").await.code, 201);
     let refused = evict("b").await;
     assert_eq!(refused.code, 429, "{}", refused.text);
-    let cause = "The disruption budget web needs 1 healthy pods and has 2 currently";
-    assert_eq!(refused.body["details"]["causes"][0]["message"], cause);
+    assert_eq!(refused.retry_after, None, "kubectl drain would wait 100 s");
+    let cause = json!({"reason": "DisruptionBudget",
+        "message": "The disruption budget web needs 1 healthy pods and has 1 currently"});
+    assert_eq!(refused.body["details"], json!({"causes": [cause]}));
     let spent: Value = server.ask(&format!("GET {budgets}/web"), "").await.body;
     assert_eq!(spent["status"]["disruptionsAllowed"], 0);
     assert!(spent["status"]["disruptedPods"]["a"].is_string(), "{spent}");

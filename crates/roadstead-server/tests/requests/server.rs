@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::Request;
-use http::header::WARNING;
+use http::header::{RETRY_AFTER, WARNING};
 use http_body_util::{BodyExt, Full};
 use roadstead_server::api::{Api, Config, User};
 use roadstead_server::audit::Audit;
@@ -27,17 +27,21 @@ pub struct Answer {
     /// The body as it came, for answers that are not JSON.
     pub text: String,
     pub warnings: Vec<String>,
+    /// When the client may come again.
+    pub retry_after: Option<String>,
 }
 
 impl Answer {
     async fn read(response: http::Response<Body>) -> Self {
         let warnings = response.headers().get_all(WARNING).iter();
         let warnings = warnings.map(|value| value.to_str().unwrap().to_owned()).collect();
+        let retry_after = response.headers().get(RETRY_AFTER);
+        let retry_after = retry_after.map(|value| value.to_str().unwrap().to_owned());
         let code = response.status().as_u16();
         let bytes = response.into_body().collect().await.unwrap().to_bytes();
         let text = String::from_utf8_lossy(&bytes).into_owned();
         let body = serde_json::from_str(&text).unwrap_or_default();
-        Self { code, body, text, warnings }
+        Self { code, body, text, warnings, retry_after }
     }
 }
 

@@ -158,6 +158,14 @@ struct Flight {
     began: Instant,
     answers: Vec<(Write, String)>,
     error: Option<kube::Error>,
+    /// The write that failed, if that was because its object is gone.
+    in_vain: Option<Write>,
+}
+
+impl Flight {
+    fn new(began: Instant) -> Self {
+        Self { began, answers: Vec::new(), error: None, in_vain: None }
+    }
 }
 
 impl<C: Controller> Runner<C> {
@@ -191,7 +199,7 @@ impl<C: Controller> Runner<C> {
         let writes = std::mem::take(&mut plan.writes);
         let survey = plan.survey.take();
         if writes.is_empty() && survey.is_none() {
-            return self.land(key, plan, Flight { began, answers: Vec::new(), error: None });
+            return self.land(key, plan, Flight::new(began));
         }
         self.busy.insert(key.clone());
         let client = self.client.clone();
@@ -219,6 +227,18 @@ impl<C: Controller> Runner<C> {
         }
         if let Some(delay) = plan.again_after {
             queue.add_after(key.clone(), delay);
+        }
+        if let Some(write) = flight.in_vain {
+            // Somebody has deleted the object under our hands: no failure, and nobody is told. What
+            // is to be done without it is another question, which comes at once, or, should the
+            // object be in the way for another reason, later and later.
+            if let Some(deletion) = write.in_vain() {
+                self.state.record(&deletion, "");
+            }
+            let queue = self.state.queue_mut();
+            let again_in = queue.retry_with(key.clone(), backoff);
+            debug!(controller = C::COMPONENT, %key, gone = %write.key, ?again_in, "it is gone");
+            return;
         }
         if let Some(error) = flight.error {
             let again_in = queue.retry_with(key.clone(), backoff);
@@ -251,7 +271,7 @@ async fn fly(
     match survey {
         None => carry_out(client, writes, began).await,
         Some(survey) => match survey.await {
-            Err(error) => Flight { began, answers: Vec::new(), error: Some(error) },
+            Err(error) => Flight { error: Some(error), ..Flight::new(began) },
             Ok((more, told)) => {
                 writes.extend(more);
                 events.extend(told);
@@ -262,7 +282,7 @@ async fn fly(
 }
 
 async fn carry_out(client: Client, writes: Vec<Write>, began: Instant) -> Flight {
-    let mut flight = Flight { began, answers: Vec::with_capacity(writes.len()), error: None };
+    let mut flight = Flight::new(began);
     for write in writes {
         match write.send(&client).await {
             Ok(answer) => flight.answers.push((write, answer)),
@@ -272,12 +292,23 @@ async fn carry_out(client: Client, writes: Vec<Write>, began: Instant) -> Flight
             }
             Err(error) if write.verb == Verb::Create && is_terminating(&error) => {}
             Err(error) => {
+                flight.in_vain = Some(write).filter(|write| is_missing(write, &error));
                 flight.error = Some(error);
                 break;
             }
         }
     }
     flight
+}
+
+/// Whether the object that was to be changed is not there any more.
+fn is_missing(write: &Write, error: &kube::Error) -> bool {
+    let kube::Error::Api(status) = error else { return false };
+    let Some(details) = &status.details else { return false };
+    status.code == 404
+        && !write.key.name.is_empty()
+        && details.name == write.key.name
+        && details.kind == write.collection.plural
 }
 
 /// Whether the namespace is going away, so that nothing can be made in it any more.
@@ -287,3 +318,6 @@ fn is_terminating(error: &kube::Error) -> bool {
     status.code == 403
         && causes.unwrap_or_default().iter().any(|cause| cause.reason == "NamespaceTerminating")
 }
+
+#[cfg(test)]
+mod tests;

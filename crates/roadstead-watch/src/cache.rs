@@ -19,12 +19,14 @@ pub struct Cache<K> {
     objects: BTreeMap<ObjectKey, Arc<K>>,
     /// Uids of objects that we deleted and whose deletion the watch has not shown us yet.
     deleted: HashSet<String>,
+    /// The newest version that the watch has shown us, of whatever object.
+    seen: u64,
     synced: bool,
 }
 
 impl<K> Default for Cache<K> {
     fn default() -> Self {
-        Self { objects: BTreeMap::new(), deleted: HashSet::new(), synced: false }
+        Self { objects: BTreeMap::new(), deleted: HashSet::new(), seen: 0, synced: false }
     }
 }
 
@@ -32,8 +34,12 @@ impl<K: Resource> Cache<K> {
     /// Takes in a change; returns the key and the state before it if anything is different now.
     pub fn observe(&mut self, change: &Change<K>) -> Option<(ObjectKey, Option<Arc<K>>)> {
         match change {
-            Change::Set(object) => self.set(object.clone()),
+            Change::Set(object) => {
+                self.seen = self.seen.max(version(object.as_ref()));
+                self.set(object.clone())
+            }
             Change::Gone(object) => {
+                self.seen = self.seen.max(version(object.as_ref()));
                 let key = key_of(object.as_ref());
                 self.deleted.remove(&object.uid().unwrap_or_default());
                 let known = self.objects.get(&key)?;
@@ -63,6 +69,9 @@ impl<K: Resource> Cache<K> {
     }
 
     /// Takes in the server's answer to one of the owner's own writes; says what it changed.
+    ///
+    /// The watch may be faster than the answer, and have shown us already that somebody has deleted
+    /// the object. Nothing would ever take it out again, so it must not come in.
     pub fn take_in(&mut self, write: &Write, answer: &str) -> Option<(ObjectKey, Option<Arc<K>>)>
     where
         K: DeserializeOwned,
@@ -74,6 +83,9 @@ impl<K: Resource> Cache<K> {
         let stays = |object: &K| object.meta().deletion_timestamp.is_some();
         match object {
             Some(object) if write.verb != Verb::Delete || stays(&object) => {
+                if self.has_gone(write, &object) {
+                    return None;
+                }
                 self.set(Arc::new(object))
             }
             _ if write.verb == Verb::Delete => {
@@ -87,6 +99,16 @@ impl<K: Resource> Cache<K> {
             }
             _ => None,
         }
+    }
+
+    /// Whether the object of an answer has been deleted since it was written.
+    fn has_gone(&self, write: &Write, object: &K) -> bool {
+        let known = self.objects.get(&key_of(object));
+        if known.is_some_and(|known| known.uid() == object.uid()) {
+            return false;
+        }
+        // Only a new object can be one that we have not heard of.
+        write.verb != Verb::Create || version(object) <= self.seen
     }
 
     fn set(&mut self, object: Arc<K>) -> Option<(ObjectKey, Option<Arc<K>>)> {
@@ -151,7 +173,10 @@ fn version<K: Resource>(object: &K) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::write::Collection;
     use k8s_openapi::api::core::v1::ConfigMap;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use k8s_openapi::jiff::Timestamp;
 
     fn map(name: &str, uid: &str, version: u64) -> ConfigMap {
         let mut map = ConfigMap::default();
@@ -180,5 +205,42 @@ mod tests {
         assert!(cache.observe(&Change::Set(Arc::new(map("a", "v", 8)))).is_some(), "successor");
         assert!(cache.observe(&Change::Gone(Arc::new(map("a", "u", 7)))).is_none());
         assert!(cache.get(&ObjectKey::new("", "a")).is_some(), "the successor stays");
+    }
+    #[test]
+    fn an_answer_that_comes_after_the_deletion_changes_nothing() {
+        let key = || ObjectKey::new("", "a");
+        let answer = |version| serde_json::to_string(&map("a", "u", version)).unwrap();
+        let changed = Write::replace(key(), &map("a", "u", 5));
+        let created = Write::create("", &map("a", "", 0));
+        let deleted = Write::delete(Collection::of::<ConfigMap>(), key(), Some("u"));
+        let mut leaving = map("a", "u", 6);
+        leaving.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+        let leaving = serde_json::to_string(&leaving).unwrap();
+        // What we wrote and what the answer is, the watch having shown version 7 as the last.
+        let cases = [
+            ("a change", &changed, answer(6), false),
+            ("a deletion that had to wait", &deleted, leaving, false),
+            ("a new object", &created, answer(6), false),
+            ("one that is newer than all we know", &created, answer(8), true),
+        ];
+        for (name, write, answer, want) in cases {
+            let mut cache = Cache::<ConfigMap>::default();
+            cache.observe(&Change::Set(Arc::new(map("a", "u", 5))));
+            cache.observe(&Change::Gone(Arc::new(map("a", "u", 7))));
+            assert_eq!(cache.take_in(write, &answer).is_some(), want, "{name}");
+            assert_eq!(cache.get(&key()).is_some(), want, "{name}");
+        }
+    }
+
+    #[test]
+    fn what_the_server_does_not_find_is_forgotten() {
+        let mut cache = Cache::default();
+        cache.observe(&Change::Set(Arc::new(map("a", "u", 5))));
+        let write = Write::replace(ObjectKey::new("", "a"), &map("a", "u", 5));
+        let gone = write.in_vain().unwrap();
+        assert!(cache.take_in(&gone, "").is_some());
+        cache.observe(&Change::Set(Arc::new(map("a", "v", 8))));
+        assert!(cache.take_in(&gone, "").is_none(), "the successor stays");
+        assert!(cache.get(&ObjectKey::new("", "a")).is_some());
     }
 }

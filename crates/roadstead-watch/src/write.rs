@@ -128,6 +128,14 @@ impl Write {
         Self { uid, ..Self::new(Verb::Delete, collection, key, &options) }
     }
 
+    /// What a write comes to whose object the server does not find: a deletion by somebody else.
+    /// Nothing, if the write does not say which object of that name it meant.
+    pub fn in_vain(&self) -> Option<Self> {
+        let body: Value = serde_json::from_slice(&self.body).ok()?;
+        let uid = self.uid.as_deref().or(body["metadata"]["uid"].as_str())?;
+        Some(Self::delete(self.collection, self.key.clone(), Some(uid)))
+    }
+
     fn new<B: Serialize>(verb: Verb, collection: Collection, key: ObjectKey, body: &B) -> Self {
         let body = serde_json::to_vec(body).expect("API objects can be written as JSON");
         Self { verb, collection, key, subresource: "", uid: None, content_type: JSON, body }

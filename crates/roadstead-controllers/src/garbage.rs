@@ -14,7 +14,7 @@ use kube::api::{
 };
 use kube::core::{ApiResource, PartialObjectMeta};
 use kube::{Api, Client};
-use roadstead_plan::gc::{Graph, Verdict};
+use roadstead_plan::gc::{Graph, Policy, Verdict};
 use roadstead_watch::informer::{Change, Selection, trimmed};
 use roadstead_watch::queue::Queue;
 use serde_json::{Value, json};
@@ -82,6 +82,23 @@ struct State {
     look_at: Option<Instant>,
     graph: Graph<usize>,
     queue: Queue<String>,
+}
+
+/// What became of a suspect.
+enum Judged {
+    /// All that can be done.
+    Done,
+    /// An owner exists that we have not heard of.
+    TooEarly,
+}
+
+/// What the API server says about owners that we have not heard of.
+#[derive(Default)]
+struct Asked {
+    /// The uids of those who do not exist.
+    absent: Vec<String>,
+    /// Whether one of them exists.
+    on_their_way: bool,
 }
 
 impl State {
@@ -152,7 +169,8 @@ impl State {
             Change::Gone(object) => self.graph.forget(object.metadata.uid.as_deref().unwrap_or("")),
             Change::Synced => {
                 followed.synced = true;
-                Vec::new()
+                // Owners of this kind that nobody has told us of do not exist.
+                self.graph.with_unknown_owners()
             }
         };
         suspects.into_iter().for_each(|uid| self.queue.add(uid));
@@ -161,7 +179,11 @@ impl State {
     async fn work(&mut self) {
         let Some(uid) = self.queue.pop() else { return };
         match self.judge(&uid).await {
-            Ok(()) => self.queue.succeeded(&uid),
+            Ok(Judged::Done) => self.queue.succeeded(&uid),
+            Ok(Judged::TooEarly) => {
+                let again_in = self.queue.retry(uid.clone());
+                debug!(uid, ?again_in, "its owner is on its way");
+            }
             Err(error) => {
                 let again_in = self.queue.retry(uid.clone());
                 warn!(uid, %error, ?again_in, "garbage not collected");
@@ -169,71 +191,104 @@ impl State {
         }
     }
 
-    async fn judge(&self, uid: &str) -> Result<(), kube::Error> {
+    async fn judge(&self, uid: &str) -> Result<Judged, kube::Error> {
         match self.graph.verdict(uid) {
-            Verdict::Keep => Ok(()),
-            Verdict::DeleteUnless(owners) => {
-                let Some((_, metadata)) = self.graph.get(uid) else { return Ok(()) };
-                for owner in &owners {
-                    if self.exists(owner, metadata).await? {
-                        return Ok(());
-                    }
+            Verdict::Keep => {}
+            Verdict::Delete { unless, policy } => {
+                let Asked { absent, on_their_way } = self.ask(uid, &unless).await?;
+                if absent.len() == unless.len() {
+                    self.delete(uid, policy).await?;
                 }
-                self.delete(uid, PropagationPolicy::Background).await
+                return Ok(if on_their_way { Judged::TooEarly } else { Judged::Done });
             }
-            Verdict::Clear { delete, release } => {
-                for dependent in delete {
-                    self.delete(&dependent, PropagationPolicy::Foreground).await?;
+            Verdict::Shed { mut waiting, unknown } => {
+                let Asked { absent, on_their_way } = self.ask(uid, &unknown).await?;
+                waiting.extend(absent);
+                if !waiting.is_empty() {
+                    self.shed(uid, &waiting).await?;
                 }
-                self.release_all(&release, uid).await
+                return Ok(if on_their_way { Judged::TooEarly } else { Judged::Done });
             }
-            Verdict::Release(dependents) => self.release_all(&dependents, uid).await,
-            Verdict::LetGo(finalizer) => self.let_go(uid, finalizer).await,
+            Verdict::Release(dependents) => {
+                for dependent in dependents {
+                    self.release(&dependent, &[uid.to_owned()]).await?;
+                }
+            }
+            Verdict::LetGo(finalizer) => self.let_go(uid, finalizer).await?,
         }
+        Ok(Judged::Done)
     }
 
-    /// Asks the API server itself: what we have not heard of may be on its way.
-    async fn exists(&self, owner: &OwnerReference, of: &ObjectMeta) -> Result<bool, kube::Error> {
+    /// Which of these owners do not exist.
+    async fn ask(&self, uid: &str, owners: &[OwnerReference]) -> Result<Asked, kube::Error> {
+        let mut asked = Asked::default();
+        let Some((_, metadata)) = self.graph.get(uid) else { return Ok(asked) };
+        for owner in owners {
+            match self.exists(owner, metadata).await? {
+                Some(true) => asked.on_their_way = true,
+                Some(false) => asked.absent.push(owner.uid.clone()),
+                None => {}
+            }
+        }
+        Ok(asked)
+    }
+
+    /// Asks the API server itself: what we have not heard of may be on its way. Nothing is known of
+    /// an owner of a kind that does not exist, or in a namespace that nobody says: it is given the
+    /// benefit of the doubt.
+    async fn exists(
+        &self,
+        owner: &OwnerReference,
+        of: &ObjectMeta,
+    ) -> Result<Option<bool>, kube::Error> {
         let mut kinds = self.kinds.values().map(|followed| &followed.kind);
         let kind = kinds.find(|kind| {
             kind.resource.kind == owner.kind && kind.resource.group == group(&owner.api_version)
         });
-        // An owner of a kind that does not exist, or in a namespace that nobody knows, is given the
-        // benefit of the doubt.
-        let Some(kind) = kind else { return Ok(true) };
-        if kind.namespaced && of.namespace.is_none() {
-            return Ok(true);
-        }
+        let Some(kind) = kind.filter(|kind| !kind.namespaced || of.namespace.is_some()) else {
+            return Ok(None);
+        };
         let namespace = of.namespace.as_deref().filter(|_| kind.namespaced);
         let api = self.api(&kind.resource, namespace);
         let found = api.get_metadata_opt(&owner.name).await?;
-        Ok(found.is_some_and(|found| found.metadata.uid.as_deref() == Some(&*owner.uid)))
+        Ok(Some(found.is_some_and(|found| found.metadata.uid.as_deref() == Some(&*owner.uid))))
     }
 
-    async fn delete(&self, uid: &str, policy: PropagationPolicy) -> Result<(), kube::Error> {
+    /// Deletes an object, if it still is as we know it: somebody may be about to adopt it. If it is
+    /// not, we hear of the change, and judge it again.
+    async fn delete(&self, uid: &str, policy: Policy) -> Result<(), kube::Error> {
         let Some((api, name)) = self.find(uid) else { return Ok(()) };
-        let only_this = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
+        let resource_version =
+            self.graph.get(uid).and_then(|(_, metadata)| metadata.resource_version.clone());
+        let only_this = Preconditions { uid: Some(uid.to_owned()), resource_version };
         let mut options = DeleteParams::default().preconditions(only_this);
-        options.propagation_policy = Some(policy);
+        options.propagation_policy = Some(match policy {
+            Policy::Background => PropagationPolicy::Background,
+            Policy::Foreground => PropagationPolicy::Foreground,
+            Policy::Orphan => PropagationPolicy::Orphan,
+        });
         match api.delete(&name, &options).await {
             Err(error) if !crate::is_gone(&error) => Err(error),
             _ => {
-                debug!(name, uid, "deleted with its owner");
+                debug!(name, uid, ?policy, "deleted with its owner");
                 Ok(())
             }
         }
     }
 
-    async fn release_all(&self, dependents: &[String], owner: &str) -> Result<(), kube::Error> {
-        for dependent in dependents {
-            let without = |metadata: &ObjectMeta| {
-                let owners = metadata.owner_references.iter().flatten();
-                let owners: Vec<_> = owners.filter(|own| own.uid != owner).collect();
-                json!({"ownerReferences": owners})
-            };
-            self.change(dependent, without).await?;
+    /// Takes owners off an object, because of another that it has: so only if it still is as we know
+    /// it. If it is not, we hear of the change, and judge it again.
+    async fn shed(&self, uid: &str, owners: &[String]) -> Result<(), kube::Error> {
+        let Some((_, known)) = self.graph.get(uid) else { return Ok(()) };
+        match self.write(uid, known, without_owners(known, owners)).await {
+            Err(error) if crate::is_gone(&error) => Ok(()),
+            result => result,
         }
-        Ok(())
+    }
+
+    /// Takes an owner off an object, whatever else it has.
+    async fn release(&self, uid: &str, owners: &[String]) -> Result<(), kube::Error> {
+        self.change(uid, |metadata| without_owners(metadata, owners)).await
     }
 
     async fn let_go(&self, uid: &str, finalizer: &str) -> Result<(), kube::Error> {
@@ -256,14 +311,23 @@ impl State {
         let found = api.get_metadata_opt(&name).await?;
         let found = found.filter(|found| found.metadata.uid.as_deref() == Some(uid));
         let Some(found) = found else { return Ok(()) };
-        let mut metadata = change(&found.metadata);
-        metadata["uid"] = uid.into();
-        metadata["resourceVersion"] = json!(found.metadata.resource_version);
-        let patch = Patch::Merge(json!({"metadata": metadata}));
-        match api.patch_metadata(&name, &PatchParams::default(), &patch).await {
+        match self.write(uid, &found.metadata, change(&found.metadata)).await {
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
-            result => result.map(drop),
+            result => result,
         }
+    }
+
+    async fn write(
+        &self,
+        uid: &str,
+        known: &ObjectMeta,
+        mut metadata: Value,
+    ) -> Result<(), kube::Error> {
+        let Some((api, name)) = self.find(uid) else { return Ok(()) };
+        metadata["uid"] = uid.into();
+        metadata["resourceVersion"] = json!(known.resource_version);
+        let patch = Patch::Merge(json!({"metadata": metadata}));
+        api.patch_metadata(&name, &PatchParams::default(), &patch).await.map(drop)
     }
 
     fn find(&self, uid: &str) -> Option<(Api<DynamicObject>, String)> {
@@ -278,6 +342,12 @@ impl State {
             None => Api::all_with(self.client.clone(), resource),
         }
     }
+}
+
+fn without_owners(metadata: &ObjectMeta, owners: &[String]) -> Value {
+    let own = metadata.owner_references.iter().flatten();
+    let own: Vec<_> = own.filter(|owner| !owners.contains(&owner.uid)).collect();
+    json!({"ownerReferences": own})
 }
 
 /// The group of an `apiVersion`: a kind is the same in all its versions.

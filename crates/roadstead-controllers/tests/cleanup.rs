@@ -152,6 +152,33 @@ async fn an_owner_waits_for_those_who_have_no_other() {
     assert!(cluster.get(&format!("{MAPS}/shared")).await.is_some());
 }
 
+/// Three that own each other in a circle; then one of them, or all at once, go in the foreground.
+#[tokio::test]
+async fn a_circle_of_owners_holds_nobody() {
+    let cluster = Cluster::new().await;
+    for (names, deleted) in [(["a", "b", "c"], 1), (["d", "e", "f"], 3)] {
+        let mut own = Vec::new();
+        for name in names {
+            own.push(cluster.create(MAPS, named(name), &[]).await);
+        }
+        for (place, name) in names.iter().enumerate() {
+            let owner = &own[(place + 2) % 3];
+            let patch = json!({"metadata": {"ownerReferences": [owner]}});
+            cluster.ask("PATCH", &format!("{MAPS}/{name}"), patch).await.unwrap();
+        }
+        let bystander = format!("{}-not", names[0]);
+        cluster.create(MAPS, named(&bystander), &[]).await;
+        for name in &names[..deleted] {
+            let foreground = json!({"propagationPolicy": "Foreground"});
+            cluster.ask("DELETE", &format!("{MAPS}/{name}"), foreground).await.unwrap();
+        }
+        for name in names {
+            cluster.wait_gone(&format!("{MAPS}/{name}")).await;
+        }
+        assert!(cluster.get(&format!("{MAPS}/{bystander}")).await.is_some());
+    }
+}
+
 #[tokio::test]
 async fn a_namespace_says_what_it_waits_for() {
     let cluster = Cluster::new().await;

@@ -1,8 +1,14 @@
 //! Who is left without an owner.
 //!
-//! A graph of all objects by uid. Deleting an owner makes its dependents suspects; a suspect goes
-//! when none of its owners is known. The caller asks the API server once more before it deletes:
-//! the graph may have heard of a dependent before it hears of its owner.
+//! A graph of all objects by uid, and what to do about each of them. The rules are upstream's
+//! (garbagecollector.go): an object with at least one owner that stays is kept, one whose owners are
+//! gone or wait for it goes, and an owner that is deleted in the foreground goes after those that
+//! hold it. The caller asks the API server once more before it deletes anything: the graph may have
+//! heard of a dependent before it hears of its owner.
+//!
+//! Owners that wait for each other in a circle all go, as soon as nothing outside of the circle
+//! holds any of them. (Upstream makes one reference of the circle hold its owner no more, and only
+//! if it sees the circle closing: it waits for ever when all of its members are deleted at once.)
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,19 +24,35 @@ pub const ORPHAN: &str = "orphan";
 pub enum Verdict {
     /// Nothing.
     Keep,
-    /// Delete it, if none of these owners exists.
-    DeleteUnless(Vec<OwnerReference>),
-    /// The owner waits for its dependents.
-    Clear {
-        /// These are deleted.
-        delete: Vec<String>,
-        /// These have another owner: the reference to this one is taken off.
-        release: Vec<String>,
+    /// Delete it.
+    Delete {
+        /// But not if one of these owners exists: we have not heard of them.
+        unless: Vec<OwnerReference>,
+        /// What becomes of its own dependents.
+        policy: Policy,
+    },
+    /// It has an owner that stays: others are taken off it.
+    Shed {
+        /// The uids of those who wait for it to go.
+        waiting: Vec<String>,
+        /// Those that we have not heard of; only if they do not exist.
+        unknown: Vec<OwnerReference>,
     },
     /// Take the owner's reference off these dependents; the owner waits for that.
     Release(Vec<String>),
     /// Nothing holds the owner any more: remove this finalizer.
     LetGo(&'static str),
+}
+
+/// What becomes of the dependents of an object that is deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// They go after it.
+    Background,
+    /// They go before it.
+    Foreground,
+    /// They stay.
+    Orphan,
 }
 
 #[derive(Debug)]
@@ -56,6 +78,7 @@ impl<H> Graph<H> {
     /// Takes in the newest state of an object; returns the uids that need a verdict.
     pub fn observe(&mut self, handle: H, metadata: ObjectMeta) -> Vec<String> {
         let uid = metadata.uid.clone().unwrap_or_default();
+        let begins_to_wait = waits(&metadata) && !self.waits(&uid);
         // An owner that waits for its dependents is interested in each of their changes, and most of
         // all in the one that makes it their owner no more.
         let mut suspects = self.unlink(&uid);
@@ -70,6 +93,9 @@ impl<H> Graph<H> {
             }
         }
         self.objects.insert(uid.clone(), Object { handle, metadata });
+        if begins_to_wait {
+            suspects.extend(self.dependents.get(&uid).into_iter().flatten().cloned());
+        }
         if owned || leaving {
             suspects.push(uid);
         }
@@ -111,59 +137,117 @@ impl<H> Graph<H> {
         if metadata.deletion_timestamp.is_some() {
             return self.farewell(uid, metadata);
         }
-        let owners = metadata.owner_references.clone().unwrap_or_default();
-        let known = |owner: &OwnerReference| self.objects.contains_key(&owner.uid);
-        if owners.is_empty() || owners.iter().any(known) {
+        let Some(owners) = metadata.owner_references.as_deref().filter(|own| !own.is_empty())
+        else {
+            return Verdict::Keep;
+        };
+        let (known, unknown): (Vec<_>, Vec<_>) =
+            owners.iter().cloned().partition(|owner| self.is_meant(owner, metadata));
+        let (waiting, staying): (Vec<_>, Vec<_>) =
+            known.into_iter().partition(|owner| self.waits(&owner.uid));
+        if staying.is_empty() {
+            let policy = self.policy(uid, metadata, !waiting.is_empty());
+            return Verdict::Delete { unless: unknown, policy };
+        }
+        if waiting.is_empty() && unknown.is_empty() {
             return Verdict::Keep;
         }
-        Verdict::DeleteUnless(owners)
+        let waiting = waiting.into_iter().map(|owner| owner.uid).collect();
+        Verdict::Shed { waiting, unknown }
+    }
+
+    /// How an object goes that has no owner any more.
+    fn policy(&self, uid: &str, metadata: &ObjectMeta, is_awaited: bool) -> Policy {
+        if is_awaited && self.dependents_of(uid).next().is_some() {
+            // Who waits for it means to wait for all of it.
+            Policy::Foreground
+        } else if has(metadata, ORPHAN) {
+            Policy::Orphan
+        } else if has(metadata, FOREGROUND) {
+            Policy::Foreground
+        } else {
+            Policy::Background
+        }
     }
 
     /// What an object that is being deleted still waits for.
     fn farewell(&self, uid: &str, metadata: &ObjectMeta) -> Verdict {
-        let has = |name: &str| metadata.finalizers.iter().flatten().any(|f| f == name);
-        let dependents = self.dependents.get(uid).into_iter().flatten();
-        if has(ORPHAN) {
-            let dependents: Vec<_> = dependents.cloned().collect();
+        if has(metadata, ORPHAN) {
+            let dependents: Vec<_> = self.dependents_of(uid).cloned().collect();
             if dependents.is_empty() {
                 Verdict::LetGo(ORPHAN)
             } else {
                 Verdict::Release(dependents)
             }
-        } else if has(FOREGROUND) {
-            let waited_for = dependents.filter(|dependent| self.blocks(dependent, uid));
-            let waited_for: Vec<_> = waited_for.cloned().collect();
-            if waited_for.is_empty() {
-                return Verdict::LetGo(FOREGROUND);
-            }
-            let staying = waited_for.into_iter().filter(|dependent| !self.is_leaving(dependent));
-            let (release, delete) = staying.partition(|dependent| self.has_home(dependent));
-            Verdict::Clear { delete, release }
+        } else if has(metadata, FOREGROUND) && self.is_free(uid) {
+            Verdict::LetGo(FOREGROUND)
         } else {
             Verdict::Keep
         }
     }
 
-    fn owners(&self, uid: &str) -> impl Iterator<Item = &OwnerReference> {
-        let object = self.objects.get(uid).into_iter();
-        object.flat_map(|object| object.metadata.owner_references.iter().flatten())
+    /// Whether nothing holds an owner that wants to go last, except others that are held by it.
+    ///
+    /// "X waits for Y" makes a graph of its own. All that X waits for, directly or through others,
+    /// must wait for X: they are a circle then, of which nobody else is a part.
+    fn is_free(&self, uid: &str) -> bool {
+        let mut reached = BTreeSet::from([uid]);
+        let mut open = vec![uid];
+        let mut waiters: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        while let Some(waiter) = open.pop() {
+            for dependent in self.dependents_of(waiter).filter(|own| self.blocks(own, waiter)) {
+                if !self.waits(dependent) {
+                    return false;
+                }
+                waiters.entry(dependent).or_default().push(waiter);
+                if reached.insert(dependent) {
+                    open.push(dependent);
+                }
+            }
+        }
+        let mut returning = BTreeSet::from([uid]);
+        let mut open = vec![uid];
+        while let Some(waited_for) = open.pop() {
+            for waiter in waiters.get(waited_for).into_iter().flatten() {
+                if returning.insert(*waiter) {
+                    open.push(waiter);
+                }
+            }
+        }
+        returning.len() == reached.len()
+    }
+
+    /// Those who say that this is their owner, and are right.
+    fn dependents_of<'a>(&'a self, uid: &'a str) -> impl Iterator<Item = &'a String> {
+        self.dependents.get(uid).into_iter().flatten().filter(move |dependent| {
+            let object = self.objects.get(*dependent);
+            object.is_some_and(|object| {
+                let mut owners = object.metadata.owner_references.iter().flatten();
+                owners.any(|owner| owner.uid == uid && self.is_meant(owner, &object.metadata))
+            })
+        })
+    }
+
+    /// Whether a reference means the object with that uid that we know. One with another name does
+    /// not, nor one in another namespace: nobody may hold what is not theirs to see.
+    fn is_meant(&self, owner: &OwnerReference, dependent: &ObjectMeta) -> bool {
+        self.objects.get(&owner.uid).is_some_and(|known| {
+            let known = &known.metadata;
+            known.name.as_deref() == Some(&*owner.name)
+                && (known.namespace.is_none() || known.namespace == dependent.namespace)
+        })
     }
 
     /// Whether an owner that wants to go last waits for this dependent: for many it need not.
     fn blocks(&self, dependent: &str, owner: &str) -> bool {
-        let mut owners = self.owners(dependent).filter(|reference| reference.uid == owner);
-        owners.any(|reference| reference.block_owner_deletion == Some(true))
+        let object = self.objects.get(dependent).into_iter();
+        let mut owners = object.flat_map(|own| own.metadata.owner_references.iter().flatten());
+        owners.any(|own| own.uid == owner && own.block_owner_deletion == Some(true))
     }
 
-    fn is_leaving(&self, uid: &str) -> bool {
-        let object = self.objects.get(uid);
-        object.is_none_or(|object| object.metadata.deletion_timestamp.is_some())
-    }
-
-    /// Whether one of the owners stays.
-    fn has_home(&self, uid: &str) -> bool {
-        self.owners(uid)
-            .any(|owner| self.objects.contains_key(&owner.uid) && !self.is_leaving(&owner.uid))
+    /// Whether an object is being deleted, after all that it owns.
+    fn waits(&self, uid: &str) -> bool {
+        self.objects.get(uid).is_some_and(|object| waits(&object.metadata))
     }
 
     /// The uids of all objects that the caller finds in this way.
@@ -171,100 +255,22 @@ impl<H> Graph<H> {
         let found = self.objects.iter().filter(|(_, object)| wanted(&object.handle));
         found.map(|(uid, _)| uid.clone()).collect()
     }
+
+    /// The uids of all objects with an owner that we have not heard of.
+    pub fn with_unknown_owners(&self) -> Vec<String> {
+        let unknown =
+            self.dependents.iter().filter(|(owner, _)| !self.objects.contains_key(*owner));
+        unknown.flat_map(|(_, dependents)| dependents.iter().cloned()).collect()
+    }
+}
+
+fn waits(metadata: &ObjectMeta) -> bool {
+    metadata.deletion_timestamp.is_some() && has(metadata, FOREGROUND)
+}
+
+fn has(metadata: &ObjectMeta, finalizer: &str) -> bool {
+    metadata.finalizers.iter().flatten().any(|own| own == finalizer)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    /// `set owner=deploy!,other leaving finalizer=orphan`: deploy waits for set, other does not.
-    fn metadata(text: &str) -> ObjectMeta {
-        let mut words = text.split_whitespace();
-        let uid = words.next().unwrap();
-        let mut value = json!({"uid": uid, "name": uid});
-        for word in words {
-            match word.split_once('=') {
-                Some(("owner", owners)) => {
-                    let owners = owners.split(',').map(|owner| {
-                        let name = owner.trim_end_matches('!');
-                        json!({"apiVersion": "v1", "kind": "K", "name": name, "uid": name,
-                            "blockOwnerDeletion": owner.ends_with('!')})
-                    });
-                    value["ownerReferences"] = owners.collect();
-                }
-                Some(("finalizer", name)) => value["finalizers"] = json!([name]),
-                _ => value["deletionTimestamp"] = json!("2020-01-01T00:00:00Z"),
-            }
-        }
-        serde_json::from_value(value).unwrap()
-    }
-
-    fn graph(objects: &[&str]) -> Graph<()> {
-        let mut graph = Graph::default();
-        objects.iter().for_each(|text| {
-            graph.observe((), metadata(text));
-        });
-        graph
-    }
-
-    #[test]
-    fn verdicts() {
-        let uids = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-        let clear = |delete: &[&str], release: &[&str]| Verdict::Clear {
-            delete: uids(delete),
-            release: uids(release),
-        };
-        let cases: [(&[&str], &str, Verdict); 11] = [
-            (&["a"], "a", Verdict::Keep),
-            (&["a owner=b", "b"], "a", Verdict::Keep),
-            (
-                &["a owner=b"],
-                "a",
-                Verdict::DeleteUnless(metadata("a owner=b").owner_references.unwrap()),
-            ),
-            (&["a owner=b leaving", "b"], "a", Verdict::Keep),
-            (
-                &["a owner=b!", "c owner=b! leaving", "b leaving finalizer=foregroundDeletion"],
-                "b",
-                clear(&["a"], &[]),
-            ),
-            (
-                &["c owner=b! leaving", "b leaving finalizer=foregroundDeletion"],
-                "b",
-                clear(&[], &[]),
-            ),
-            (
-                &["a owner=b!,d", "b leaving finalizer=foregroundDeletion", "d"],
-                "b",
-                clear(&[], &["a"]),
-            ),
-            (
-                &["a owner=b!,d", "b leaving finalizer=foregroundDeletion", "d leaving"],
-                "b",
-                clear(&["a"], &[]),
-            ),
-            (
-                &["a owner=b", "b leaving finalizer=foregroundDeletion"],
-                "b",
-                Verdict::LetGo(FOREGROUND),
-            ),
-            (&["b leaving finalizer=foregroundDeletion"], "b", Verdict::LetGo(FOREGROUND)),
-            (&["a owner=b", "b leaving finalizer=orphan"], "b", Verdict::Release(uids(&["a"]))),
-        ];
-        for (objects, uid, want) in cases {
-            assert_eq!(graph(objects).verdict(uid), want, "{objects:?}");
-        }
-    }
-
-    #[test]
-    fn losing_an_owner_makes_suspects() {
-        let mut graph = graph(&["deploy", "set owner=deploy", "pod owner=set"]);
-        assert_eq!(graph.observe((), metadata("set owner=deploy")), ["deploy", "set"]);
-        assert_eq!(graph.observe((), metadata("pod")), ["set"], "it was its owner");
-        graph.observe((), metadata("pod owner=set"));
-        assert_eq!(graph.forget("deploy"), ["set"]);
-        assert_eq!(graph.forget("set"), ["pod", "deploy"]);
-        assert!(matches!(graph.verdict("pod"), Verdict::DeleteUnless(_)));
-    }
-}
+mod tests;

@@ -108,7 +108,7 @@ pub async fn run(
             "scheduler" => scheduler::run(client, metrics).await,
             "garbage-collector" => garbage::run(client).await,
             "namespace" => namespace::run(client).await,
-            "namespace-content" => namespace_content::run(client, settings.root_ca).await,
+            "namespace-content" => namespace_content::run(client, settings.root_ca, metrics).await,
             "event-ttl" => event_ttl::run(client).await,
             other => warn!(controller = other, "no such controller"),
         }

@@ -82,14 +82,30 @@ async fn empty(client: &Client, namespace: &Namespace) -> Result<Emptied, kube::
     Ok(if failed { Emptied::Failed } else { Emptied::Waits })
 }
 
-/// Deletes what is left of every kind, whatever happens to the others.
+/// Deletes what is left of every kind, whatever happens to the others. Pods go first, and nothing
+/// else before they have gone: they may need it until then, and what guards them is not to go before
+/// them (KEP-5080).
 async fn content(client: &Client, namespace: &str) -> Content {
     let mut content = Content::default();
     let kinds = kinds::in_namespaces(client).await.unwrap_or_else(|error| {
         content.undiscovered = Some(error.to_string());
         Vec::new()
     });
-    for resource in &kinds {
+    let is_pods = |kind: &&ApiResource| kind.plural == "pods" && kind.group.is_empty();
+    let (pods, others): (Vec<_>, Vec<_>) = kinds.iter().partition(is_pods);
+    for resource in pods {
+        match delete(client, namespace, resource, &mut content).await {
+            Ok(0) => {}
+            Ok(_) => return content,
+            Err(error) => {
+                content.failures.push(format!(
+                    "failed to delete pods for namespace: {namespace}, err: {error}"
+                ));
+                return content;
+            }
+        }
+    }
+    for resource in others {
         if let Err(error) = delete(client, namespace, resource, &mut content).await {
             let kind = format!("{}.{}", resource.plural, resource.group);
             content.failures.push(format!("{kind}: {error}"));
@@ -98,16 +114,18 @@ async fn content(client: &Client, namespace: &str) -> Content {
     content
 }
 
+/// Deletes what is left of one kind; says how many that leaves.
+
 async fn delete(
     client: &Client,
     namespace: &str,
     resource: &ApiResource,
     content: &mut Content,
-) -> Result<(), kube::Error> {
+) -> Result<usize, kube::Error> {
     let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, resource);
     let some = |limit| ListParams::default().limit(limit);
     if api.list_metadata(&some(1)).await?.items.is_empty() {
-        return Ok(());
+        return Ok(0);
     }
     api.delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
     let left = api.list_metadata(&some(500)).await?;
@@ -119,7 +137,7 @@ async fn delete(
     for finalizer in finalizers.flatten() {
         *content.finalizers.entry(finalizer.clone()).or_default() += 1;
     }
-    Ok(())
+    Ok(count)
 }
 
 /// Writes the conditions, if they changed.

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use http::Request;
 use kube::Client;
-use roadstead_controllers::{garbage, namespace};
+use roadstead_controllers::metrics::Metrics;
+use roadstead_controllers::{garbage, namespace, namespace_content};
 use roadstead_server::api::{Api, Config, User};
 use roadstead_server::bootstrap;
 use roadstead_server::local::Local;
@@ -170,7 +171,8 @@ async fn a_circle_of_owners_holds_nobody() {
         cluster.create(MAPS, named(&bystander), &[]).await;
         for name in &names[..deleted] {
             let foreground = json!({"propagationPolicy": "Foreground"});
-            cluster.ask("DELETE", &format!("{MAPS}/{name}"), foreground).await.unwrap();
+            // The first may have taken the others with it already.
+            cluster.ask("DELETE", &format!("{MAPS}/{name}"), foreground).await;
         }
         for name in names {
             cluster.wait_gone(&format!("{MAPS}/{name}")).await;
@@ -197,4 +199,56 @@ async fn a_namespace_says_what_it_waits_for() {
     let free = json!({"metadata": {"finalizers": null}});
     cluster.ask("PATCH", &format!("{things}/t"), free).await.unwrap();
     cluster.wait_gone(shop).await;
+}
+
+#[tokio::test]
+async fn pods_go_first_and_nothing_before_they_have_gone() {
+    let cluster = Cluster::new().await;
+    cluster.ask("POST", "/api/v1/namespaces", named("shop")).await.unwrap();
+    let (pods, maps) = ("/api/v1/namespaces/shop/pods", "/api/v1/namespaces/shop/configmaps");
+    let pod = json!({"metadata": {"name": "p", "finalizers": ["example.com/wait"]},
+        "spec": {"containers": [{"name": "c", "image": "i"}]}});
+    cluster.ask("POST", pods, pod).await.unwrap();
+    cluster.ask("POST", maps, named("needed")).await.unwrap();
+    let shop = "/api/v1/namespaces/shop";
+    cluster.ask("DELETE", shop, Value::Null).await.unwrap();
+    let told = |found: Option<&Value>| {
+        let text = found.map(ToString::to_string).unwrap_or_default();
+        text.contains("Some resources are remaining: pods. has 1 resource instances\"")
+    };
+    cluster.wait(shop, "it does not say that pods remain", told).await;
+    time::sleep(Duration::from_millis(600)).await;
+    let map = cluster.get(&format!("{maps}/needed")).await.expect("the pod is still there");
+    assert!(map["metadata"]["deletionTimestamp"].is_null());
+    let free = json!({"metadata": {"finalizers": null}});
+    cluster.ask("PATCH", &format!("{pods}/p"), free).await.unwrap();
+    cluster.wait_gone(shop).await;
+}
+
+#[tokio::test]
+async fn a_namespace_gets_back_what_it_must_have() {
+    let cluster = Cluster::new().await;
+    let metrics = Metrics::default();
+    tokio::spawn(namespace_content::run(cluster.0.clone(), Some("CA".into()), metrics));
+    let map = format!("{MAPS}/kube-root-ca.crt");
+    let account = "/api/v1/namespaces/default/serviceaccounts/default";
+    let right = |found: Option<&Value>| found.is_some_and(|map| map["data"]["ca.crt"] == "CA");
+    cluster.wait(&map, "it is not made", right).await;
+    cluster.wait(account, "it is not made", |found| found.is_some()).await;
+    for round in 0..3 {
+        for path in [map.as_str(), account] {
+            let before = cluster.get(path).await.unwrap()["metadata"]["uid"].clone();
+            cluster.ask("DELETE", path, Value::Null).await.unwrap();
+            let is_new = |found: Option<&Value>| {
+                found.is_some_and(|found| found["metadata"]["uid"] != before)
+            };
+            cluster.wait(path, "it does not come back", is_new).await;
+        }
+        let immutable = if round == 2 { json!(true) } else { Value::Null };
+        let evil = json!({"data": {"ca.crt": "EVIL", "more": "x"}, "immutable": immutable});
+        cluster.ask("PATCH", &map, evil).await.unwrap();
+        let restored =
+            |found: Option<&Value>| found.is_some_and(|map| map["data"] == json!({"ca.crt": "CA"}));
+        cluster.wait(&map, "it stays wrong", restored).await;
+    }
 }

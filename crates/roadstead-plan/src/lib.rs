@@ -15,6 +15,7 @@ pub mod gc;
 pub mod loadbalancer;
 pub mod mirror;
 pub mod namespace;
+pub mod namespace_content;
 pub mod node_health;
 pub mod owner;
 pub mod pod;

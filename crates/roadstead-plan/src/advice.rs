@@ -33,9 +33,13 @@ pub fn is_slice_by_hand(slice: &EndpointSlice) -> bool {
     ![CONTROLLER, mirror::CONTROLLER].contains(&manager)
 }
 
-/// Whether an Endpoints object is somebody's list of addresses and not our own.
+/// Whether an Endpoints object is somebody's list of addresses and not our own. We name the pod of
+/// every address.
 pub fn is_endpoints_by_hand(object: &Endpoints) -> bool {
-    label(&object.metadata, endpoints::MANAGED_BY) != endpoints::CONTROLLER
+    let subsets = object.subsets.iter().flatten();
+    let lists = subsets.flat_map(|subset| [&subset.addresses, &subset.not_ready_addresses]);
+    let is_edited = || lists.flatten().flatten().any(|address| address.target_ref.is_none());
+    (label(&object.metadata, endpoints::MANAGED_BY) != endpoints::CONTROLLER || is_edited())
         && label(&object.metadata, mirror::SKIP) != "true"
         && !endpoints::is_lock(object)
 }
@@ -74,6 +78,10 @@ pub fn about_endpoints(object: &Endpoints, service: Option<&Service>) -> Vec<Adv
         let name = object.metadata.name.as_deref().unwrap_or("");
         return vec![no_such_service(&object.metadata, name)];
     };
+    if has_selector(service) {
+        // Whatever else is wrong with them, that is why nobody uses them.
+        return vec![selected_anyway(service)];
+    }
     let mut all = Vec::new();
     for subset in object.subsets.iter().flatten() {
         let ready = subset.addresses.iter().flatten();
@@ -103,6 +111,23 @@ fn no_such_service(metadata: &ObjectMeta, name: &str) -> Advice {
     let message =
         format!("there is no Service {name:?} in namespace {namespace:?} to use these endpoints");
     Advice { reason: "NoSuchService", message }
+}
+
+fn has_selector(service: &Service) -> bool {
+    service.spec.as_ref().is_some_and(|spec| {
+        let selects = spec.selector.as_ref().is_some_and(|selector| !selector.is_empty());
+        selects && spec.type_.as_deref() != Some("ExternalName")
+    })
+}
+
+fn selected_anyway(service: &Service) -> Advice {
+    let message = format!(
+        "Service {:?} has a selector, so the pods that it selects are its endpoints: these are not \
+         used, and will be overwritten. Remove spec.selector from the Service to write its \
+         endpoints by hand",
+        name(service)
+    );
+    Advice { reason: "ServiceHasSelector", message }
 }
 
 fn foreign_family(service: &Service, family: &str, what: &str) -> Option<Advice> {
@@ -289,6 +314,15 @@ mod tests {
                 format!("PortNameMismatch: nobody uses port \"web\"/TCP: {PORTS} \"http\"/TCP"),
             ),
             (
+                "the Service selects pods",
+                object(at("10.0.0.1", "web")),
+                Some(service(json!({"selector": {"app": "web"}, "ports": [{"name": "http"}]}))),
+                "ServiceHasSelector: Service \"web\" has a selector, so the pods that it selects \
+                 are its endpoints: these are not used, and will be overwritten. Remove \
+                 spec.selector from the Service to write its endpoints by hand"
+                    .into(),
+            ),
+            (
                 "the other family",
                 object(at("fd00::1", "http")),
                 web(),
@@ -321,12 +355,20 @@ mod tests {
         };
         let lock = json!({"annotations": {(endpoints::LEADER): "me"}});
         let own = json!({"labels": {(endpoints::MANAGED_BY): endpoints::CONTROLLER}});
+        let listed = |target: Value| -> Endpoints {
+            let address = json!({"ip": "10.0.0.1", "targetRef": target});
+            serde_json::from_value(json!({"metadata": own, "subsets": [{"addresses": [address]}]}))
+                .unwrap()
+        };
+        let (pod, nobody) = (listed(json!({"kind": "Pod", "name": "p"})), listed(json!(null)));
         let cases = [
+            ("our addresses of pods", is_endpoints_by_hand(&pod), false),
+            ("our addresses, and somebody's", is_endpoints_by_hand(&nobody), true),
             ("a colleague's slice", is_slice_by_hand(&slice("staff")), true),
             ("our slice", is_slice_by_hand(&slice(CONTROLLER)), false),
             ("our mirrored slice", is_slice_by_hand(&slice(mirror::CONTROLLER)), false),
             ("addresses", is_endpoints_by_hand(&endpoints(json!({}))), true),
-            ("our addresses", is_endpoints_by_hand(&endpoints(own)), false),
+            ("our addresses", is_endpoints_by_hand(&endpoints(own.clone())), false),
             ("a lock", is_endpoints_by_hand(&endpoints(lock)), false),
             (
                 "the API server's own",

@@ -21,7 +21,7 @@ need() {
         APT_UPDATED=1
     fi
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$2" >/dev/null 2>&1 \
-        || fail "apt-get install $2 failed"
+        || { say "apt-get install $2 failed"; return 1; }
 }
 
 need_tools() {

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use super::lookup::Resolver;
 
 const USAGE: &str = "usage: curl [-s] [-S] [-f] [-i] [-o FILE] [-w FORMAT] [-m SECONDS] \
-                     [--connect-timeout SECONDS] [-X METHOD] [-H HEADER] [-d DATA] URL";
+                     [--connect-timeout SECONDS] [-X METHOD] [-H HEADER] [-d DATA] http://URL\n\
+                     This is the small curl of the built-in image: it speaks HTTP, not HTTPS.";
 /// Without `-m` a connection may take this long.
 const PATIENCE: Duration = Duration::from_secs(300);
 
@@ -126,6 +127,7 @@ impl Options {
 fn long_name(name: &str) -> Option<&'static str> {
     Some(match name {
         "silent" => "s",
+        "insecure" => "k",
         "show-error" => "S",
         "fail" => "f",
         "include" => "i",
@@ -151,7 +153,8 @@ fn split_url(url: &str) -> Result<(String, u16, String), CurlError> {
         None => url,
         Some(("http", rest)) => rest,
         Some((other, _)) => {
-            return Err(error(1, format!("Protocol \"{other}\" not supported")));
+            let why = "the curl of the built-in image speaks HTTP only";
+            return Err(error(1, format!("Protocol \"{other}\" not supported: {why}")));
         }
     };
     let (authority, path) = match rest.find(['/', '?']) {
@@ -363,7 +366,9 @@ mod tests {
             let (host, port, path) = split_url(url).unwrap();
             assert_eq!(format!("{host} {port} {path}"), want, "{url}");
         }
-        assert_eq!(split_url("https://web").unwrap_err().code, 1);
+        let https = split_url("https://web").unwrap_err();
+        assert_eq!(https.code, 1);
+        assert!(https.message.ends_with("speaks HTTP only"), "{}", https.message);
         assert_eq!(split_url("http://:80").unwrap_err().code, 3);
     }
 

@@ -32,6 +32,11 @@ impl Roadstead {
         Self::start("up --listen 127.0.0.1:6443 --node-name node")
     }
 
+    /// Starts everything, with more flags; only in a laboratory.
+    pub fn up_with(flags: &str) -> Self {
+        Self::start(&format!("up --listen 127.0.0.1:6443 --node-name node {flags}"))
+    }
+
     /// Starts everything, and leaves nothing behind at the end; only in a laboratory.
     pub fn up_ephemeral() -> Self {
         Self::start("up --ephemeral --listen 127.0.0.1:6443 --node-name node")

@@ -24,7 +24,7 @@ fn refused(arguments: &str) -> String {
 /// What another's mistake must not change: links, the bridge they are on, rules and routes.
 fn network() -> String {
     run(
-        "ip -o link | sed 's/ qlen .*//; s/state [A-Z]*//' && ip -4 -o address && ip route && nft list ruleset",
+        "ip -o link | sed 's/ qlen .*//; s/state [A-Z]*//; s/NO-CARRIER,//' && ip -4 -o address && ip route && nft list ruleset",
     )
 }
 
@@ -135,6 +135,32 @@ fn a_running_cluster_beside_every_mistake() {
         assert!(said.contains(&format!("removed: {own} (store, pki, node)")), "{said}");
         assert!(!Path::new(&own).exists());
         assert_eq!(run("nft list ruleset"), "");
+    });
+}
+
+/// Whatever the proxy made of the machine, `cleanup` undoes it, and says so.
+#[test]
+fn cleanup_leaves_the_kernel_as_it_was() {
+    laboratory_of("L5", || {
+        let settings = "cat /proc/sys/net/ipv4/ip_forward /proc/sys/net/ipv4/conf/all/send_redirects \
+             /proc/sys/net/ipv4/conf/all/route_localnet";
+        run("echo 0 >/proc/sys/net/ipv4/ip_forward");
+        run("ip link add br0 type bridge && iptables-nft -t mangle -P FORWARD ACCEPT");
+        let before = (network(), run(settings));
+        let mut roadstead = Roadstead::up_with("--proxy-mode iptables");
+        let data = display(&roadstead.directory().join("data"));
+        web(&roadstead);
+        roadstead.stop();
+        assert_eq!(run("cat /proc/sys/net/ipv4/ip_forward").trim(), "1", "pods go on");
+        let output = try_run(&format!("{BINARY} --log warn cleanup --data-dir {data}"));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        for words in
+            ["removed: 3 pods", "the bridge roadstead0", "net.ipv4.ip_forward = 0", "ip nat"]
+        {
+            assert!(said.contains(words), "{words}: {said}");
+        }
+        assert_eq!((network(), run(settings)), before);
     });
 }
 

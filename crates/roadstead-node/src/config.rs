@@ -61,6 +61,9 @@ pub enum NodeError {
         /// Why it failed.
         source: nlink::Error,
     },
+    /// The bridge that pods are to hang on is somebody else's.
+    #[error("{0} exists, and roadstead did not make it; choose another --bridge")]
+    ForeignBridge(String),
     /// The pod network has no free address.
     #[error("no free pod address in {0}")]
     NoAddress(Ipv4Net),

@@ -11,6 +11,7 @@ use std::path::Path;
 use ipnet::Ipv4Net;
 use nlink::netlink::addr::Ipv4Address;
 use nlink::netlink::link::{BridgeLink, LinkCreateExt, VethLink};
+use nlink::netlink::messages::LinkMessage;
 use nlink::netlink::namespace;
 use nlink::netlink::route::Ipv4Route;
 use nlink::netlink::types::route::RouteScope;
@@ -21,6 +22,10 @@ use crate::config::{Config, NodeError};
 
 /// The name of every pod's interface, seen from the pod.
 const POD_LINK: &str = "eth0";
+/// The alias of every bridge that we make. One without it is somebody else's.
+const MARK: &str = "the pods of roadstead";
+/// How the names of the pods' links begin, seen from the node.
+const LINK_PREFIX: &str = "pod";
 
 /// The node's side of the pod network.
 #[derive(Clone, Debug)]
@@ -46,11 +51,21 @@ impl Network {
         let bridge = &self.bridge;
         let host = Connection::<Route>::new().trying(|| "open a netlink socket".into())?;
         let present = host.get_link_by_name(bridge.as_str()).await;
-        if present.trying(|| format!("look for the bridge {bridge}"))?.is_none() {
-            // A fixed address: otherwise it would change with the pods, and with it what they
-            // know as their gateway.
-            let link = BridgeLink::new(bridge).address(hardware_address(self.gateway));
-            host.add_link(link).await.trying(|| format!("make the bridge {bridge}"))?;
+        match present.trying(|| format!("look for the bridge {bridge}"))? {
+            None => {
+                // A fixed address: otherwise it would change with the pods, and with it what they
+                // know as their gateway.
+                let link = BridgeLink::new(bridge).address(hardware_address(self.gateway));
+                let made = host.add_link(link.alias(MARK)).await;
+                made.trying(|| format!("make the bridge {bridge}"))?;
+            }
+            Some(link) if !self.is_ours(&link) => {
+                return Err(NodeError::ForeignBridge(bridge.clone()));
+            }
+            Some(_) => {
+                let marked = host.set_link_alias(bridge.as_str(), MARK).await;
+                marked.trying(|| format!("mark the bridge {bridge}"))?;
+            }
         }
         host.set_link_up(bridge.as_str()).await.trying(|| format!("bring {bridge} up"))?;
         let address = Ipv4Address::new(bridge, self.gateway, self.subnet.prefix_len());
@@ -67,21 +82,31 @@ impl Network {
         Ok(())
     }
 
-    /// Removes the bridge, and with it the addresses, routes and pods' links on it.
-    pub(crate) async fn tear_down(&self) -> Result<(), NodeError> {
+    /// Whether we made this link: it has our mark, or, if an earlier version made it, the address
+    /// that we give to bridges.
+    fn is_ours(&self, link: &LinkMessage) -> bool {
+        let by_address = link.address() == Some(&hardware_address(self.gateway)[..]);
+        link.kind() == Some("bridge") && (link.alias() == Some(MARK) || by_address)
+    }
+
+    /// Removes the bridge, and with it the addresses, routes and pods' links on it. Whether there was
+    /// one of ours: anybody else's stays, and so do links that others have put on ours.
+    pub(crate) async fn tear_down(&self) -> Result<bool, NodeError> {
         let bridge = &self.bridge;
         let host = Connection::<Route>::new().trying(|| "open a netlink socket".into())?;
         let present = host.get_link_by_name(bridge.as_str()).await;
-        let Some(link) = present.trying(|| format!("look for the bridge {bridge}"))? else {
-            return Ok(());
+        let present = present.trying(|| format!("look for the bridge {bridge}"))?;
+        let Some(link) = present.filter(|link| self.is_ours(link)) else {
+            return Ok(false);
         };
         let links = host.get_links().await.trying(|| "list links".into())?;
-        for port in links.iter().filter(|port| port.master() == Some(link.ifindex())) {
+        let on_it = links.iter().filter(|port| port.master() == Some(link.ifindex()));
+        for port in on_it.filter(|port| port.name_or("").starts_with(LINK_PREFIX)) {
             let removed = host.del_link_if_exists(port.ifindex()).await;
             removed.trying(|| format!("remove the link {}", port.name_or("?")))?;
         }
         let removed = host.del_link_if_exists(bridge.as_str()).await;
-        removed.trying(|| format!("remove the bridge {bridge}")).map(drop)
+        removed.trying(|| format!("remove the bridge {bridge}")).map(|_| true)
     }
 
     /// Makes a namespace at `path` with this address, joined to the bridge.
@@ -148,7 +173,7 @@ pub(crate) fn link_name(uid: &str) -> String {
     let hash = uid.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });
-    format!("pod{:012x}", hash >> 16)
+    format!("{LINK_PREFIX}{:012x}", hash >> 16)
 }
 
 /// A locally administered address that follows from the IP address, so that neighbours who

@@ -2,18 +2,26 @@
 //!
 //! Rules and links belong to a network namespace, and so does this claim: a file under /run named
 //! after it, locked while `up` runs. It stays behind with the pods that go on without us, so that
-//! nobody takes them for his own. A restart of the machine removes both.
+//! nobody takes them for his own. A restart of the machine removes both. It remembers, too, how the
+//! kernel was set before the first of us came, so that the last one can leave it so.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use roadstead_proxy::iptables::tables;
 use serde::{Deserialize, Serialize};
+use tracing::warn;
 
 const DIRECTORY: &str = "/run/roadstead";
 const NAMESPACE: &str = "/proc/self/ns/net";
+const KERNEL: &str = "/proc/sys";
+/// What the node agent and the proxy set.
+const SETTINGS: [&str; 3] =
+    ["net/ipv4/conf/all/send_redirects", "net/ipv4/conf/all/route_localnet", "net/ipv4/ip_forward"];
 
 /// The network is ours while this lives.
 #[derive(Debug)]
@@ -21,6 +29,16 @@ pub struct NetworkClaim {
     path: PathBuf,
     /// Locked.
     file: File,
+    before: Before,
+}
+
+/// What the network was like before the first of us came.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Before {
+    /// Settings of the kernel.
+    settings: BTreeMap<String, String>,
+    /// The tables of iptables, if somebody has looked.
+    pub tables: Option<BTreeSet<String>>,
 }
 
 /// Who made what is in the network.
@@ -29,6 +47,8 @@ pub struct NetworkClaim {
 pub struct Owner {
     pid: u32,
     data_dir: PathBuf,
+    #[serde(default)]
+    before: Before,
 }
 
 impl NetworkClaim {
@@ -55,7 +75,8 @@ impl NetworkClaim {
                 return Err(error).with_context(|| format!("cannot lock {}", path.display()));
             }
         }
-        if let Some(owner) = read(&mut file)
+        let last = read(&mut file);
+        if let Some(owner) = &last
             && owner.data_dir != data_dir
             && has_pods(&owner.data_dir)
         {
@@ -65,26 +86,57 @@ impl NetworkClaim {
                  or remove it with: roadstead cleanup --data-dir {theirs}"
             );
         }
-        let owner = Owner { pid: std::process::id(), data_dir };
+        let before = last.map(|last| last.before).unwrap_or_else(|| Before {
+            settings: settings(Path::new(KERNEL)),
+            tables: Some(tables::present()),
+        });
+        let owner = Owner { pid: std::process::id(), data_dir, before: before.clone() };
         let text = serde_json::to_vec(&owner).context("cannot describe ourselves")?;
         file.set_len(0)
             .and_then(|()| file.rewind())
             .and_then(|()| file.write_all(&text))
             .with_context(|| format!("cannot write {}", path.display()))?;
-        Ok(Self { path, file })
+        Ok(Self { path, file, before })
     }
 
-    /// Gives the network back: nothing of ours is left in it.
-    pub fn release(self) {
+    /// Gives the network back: nothing of ours is left in it, and the rest is as it was before us.
+    /// Returns what that took, in words.
+    pub fn release(self) -> Vec<String> {
+        let mut restored = restore(Path::new(KERNEL), &self.before.settings);
+        if let Some(before) = &self.before.tables {
+            match tables::remove_empty(before) {
+                Ok(removed) if removed.is_empty() => {}
+                Ok(removed) => restored.push(format!("no empty tables {}", removed.join(", "))),
+                Err(error) => warn!(%error, "empty tables of iptables stay"),
+            }
+        }
         // Whoever opened it in the meantime finds nobody in it, which is true.
         let _ = self.file.set_len(0);
         let _ = fs::remove_file(&self.path);
+        restored
     }
+}
+
+fn settings(kernel: &Path) -> BTreeMap<String, String> {
+    let read = |name: &str| fs::read_to_string(kernel.join(name)).ok();
+    let found = SETTINGS.iter().filter_map(|name| Some((*name, read(name)?)));
+    found.map(|(name, value)| (name.to_owned(), value.trim().to_owned())).collect()
+}
+
+/// Only those that we know: whoever can write the file is not to set everything else.
+fn restore(kernel: &Path, before: &BTreeMap<String, String>) -> Vec<String> {
+    let now = settings(kernel);
+    let changed = SETTINGS.iter().filter_map(|name| {
+        let value = before.get(*name).filter(|value| now.get(*name) != Some(value))?;
+        fs::write(kernel.join(name), value).ok()?;
+        Some(format!("{} = {value}", name.replace('/', ".")))
+    });
+    changed.collect()
 }
 
 fn running(owner: Option<Owner>) -> String {
     match owner {
-        Some(Owner { pid, data_dir }) => format!(
+        Some(Owner { pid, data_dir, .. }) => format!(
             "roadstead (pid {pid}) runs on this machine already, with --data-dir {}; stop it first",
             data_dir.display()
         ),
@@ -136,5 +188,20 @@ mod tests {
         fs::remove_dir(mine.join("node/pods/uid")).unwrap();
         NetworkClaim::take_in(&run, 7, &other).unwrap().release();
         assert_eq!(fs::read_dir(&run).unwrap().count(), 0);
+    }
+    #[test]
+    fn the_kernel_is_left_as_it_was_found() {
+        let kernel = tempfile::tempdir().unwrap();
+        let file = |name: &str| kernel.path().join(name);
+        for (name, value) in SETTINGS.iter().zip(["1\n", "0\n", "0\n"]) {
+            fs::create_dir_all(file(name).parent().unwrap()).unwrap();
+            fs::write(file(name), value).unwrap();
+        }
+        let mut before = settings(kernel.path());
+        before.insert("kernel/core_pattern".into(), "|evil".into());
+        fs::write(file("net/ipv4/ip_forward"), "1\n").unwrap();
+        assert_eq!(restore(kernel.path(), &before), ["net.ipv4.ip_forward = 0"]);
+        assert_eq!(fs::read_to_string(file("net/ipv4/ip_forward")).unwrap(), "0");
+        assert!(!file("kernel/core_pattern").exists());
     }
 }

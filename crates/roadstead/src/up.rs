@@ -363,9 +363,17 @@ pub async fn cleanup(args: Args) -> anyhow::Result<()> {
     let claim = NetworkClaim::take(&plan.args.data_dir)?;
     roadstead_proxy::agent::cleanup().context("rules are left behind")?;
     eprintln!("removed: the rules of the proxy");
-    roadstead_node::agent::cleanup(&plan.node()).await.context("pods are left behind")?;
-    eprintln!("removed: pods, their links, and the bridge {}", plan.args.bridge);
-    claim.release();
+    let node = roadstead_node::agent::cleanup(&plan.node()).await;
+    let node = node.context("pods are left behind")?;
+    if node.pods > 0 {
+        eprintln!("removed: {} pods", node.pods);
+    }
+    if node.bridge {
+        eprintln!("removed: the bridge {} and the links on it", plan.args.bridge);
+    }
+    for setting in claim.release() {
+        eprintln!("restored: {setting}");
+    }
     let Some(directory) = directory else {
         eprintln!("{data_dir} does not exist or is empty");
         return Ok(());

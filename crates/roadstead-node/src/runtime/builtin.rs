@@ -386,12 +386,24 @@ fn launch(executable: &Path, recipe: &Recipe) -> Result<Container, String> {
 
 /// Removes everything that the agent has made on this machine: processes, namespaces, links,
 /// routes and files. The API objects stay. Fails if an agent still runs.
-pub async fn cleanup(config: &Config) -> Result<(), NodeError> {
+pub async fn cleanup(config: &Config) -> Result<Removed, NodeError> {
+    let mut pods = 0;
     if config.state_dir.exists() {
         let runtime = BuiltinRuntime::take_over(config, PathBuf::new()).await?;
+        pods = runtime.recovered.len();
         try_join_all(runtime.recovered.iter().map(|found| runtime.remove(&found.pod))).await?;
         let removed = runtime.disk.remove_all();
         removed.map_err(|source| NodeError::State { path: config.state_dir.clone(), source })?;
     }
-    Network::of(config).tear_down().await
+    let bridge = Network::of(config).tear_down().await?;
+    Ok(Removed { pods, bridge })
+}
+
+/// What [`cleanup`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Removed {
+    /// How many pods there were.
+    pub pods: usize,
+    /// Whether there was a bridge of ours.
+    pub bridge: bool,
 }

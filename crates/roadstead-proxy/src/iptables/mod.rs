@@ -1,6 +1,7 @@
 //! The iptables data plane: rules written by `iptables-restore`, as little as the change needs.
 
 pub mod command;
+pub mod tables;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

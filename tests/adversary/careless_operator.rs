@@ -172,6 +172,14 @@ fn ranges_that_overlap() {
         let said = refused(&format!("up {flags} --service-cidr 10.244.0.0/16"));
         let words = "--service-cidr 10.244.0.0/16 and --cluster-cidr 10.244.0.0/16 overlap";
         assert!(said.contains(words), "{said}");
+        for (more, words) in [
+            ("--service-cidr 10.96.0.7/12", "did you mean 10.96.0.0/12"),
+            ("--service-cidr 10.96.0.0/30", "is too small"),
+            ("--load-balancer-pool 10.244.9.1", "load balancers need addresses of their own"),
+        ] {
+            let said = refused(&format!("up {flags} {more}"));
+            assert!(said.contains(words), "{more}: {said}");
+        }
         assert!(!place.path().join("data").exists(), "nothing is half done");
     });
 }

@@ -24,6 +24,23 @@ pub struct Range {
     last: IpAddr,
 }
 
+impl Range {
+    /// Whether the range and a network have an address in common.
+    pub fn meets(&self, net: IpNet) -> bool {
+        let same_family = self.first.is_ipv4() == net.addr().is_ipv4();
+        same_family && self.first <= net.broadcast() && net.network() <= self.last
+    }
+}
+
+impl std::fmt::Display for Range {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.first == self.last {
+            true => write!(f, "{}", self.first),
+            false => write!(f, "{}-{}", self.first, self.last),
+        }
+    }
+}
+
 impl std::str::FromStr for Range {
     type Err = String;
 

@@ -69,6 +69,11 @@ pub struct Options {
 }
 
 impl Options {
+    /// The addresses that load balancers get; none if they get those of the nodes.
+    pub fn pool(&self) -> &[Range] {
+        &self.load_balancer_pool
+    }
+
     /// Whether load balancers get addresses that no machine has.
     pub fn has_pool(&self) -> bool {
         !self.load_balancer_pool.is_empty()

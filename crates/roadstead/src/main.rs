@@ -15,6 +15,7 @@ mod machine;
 mod manifests;
 mod network_claim;
 mod proxy;
+mod ranges;
 mod render;
 mod snapshot;
 mod trace;

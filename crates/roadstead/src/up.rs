@@ -28,6 +28,7 @@ use tracing::warn;
 use crate::compose::Tasks;
 use crate::data_directory::DataDirectory;
 use crate::network_claim::NetworkClaim;
+use crate::ranges::Ranges;
 use crate::{apiserver, controllers, machine, visible};
 
 /// Start everything on this machine: API server, controllers, DNS, proxy and node agent.
@@ -110,6 +111,11 @@ impl Plan {
         let IpAddr::V4(tenth) = alloc::nth(service_cidr.into(), 10) else {
             bail!("--service-cidr must be IPv4")
         };
+        if args.dns_ip.is_none() && !service_cidr.contains(&tenth) {
+            bail!(
+                "--service-cidr {service_cidr} is too small for a cluster: it needs a /28 or more"
+            );
+        }
         let dns_ip = args.dns_ip.unwrap_or(tenth);
         if !service_cidr.contains(&dns_ip) {
             bail!("--dns-ip {dns_ip} is not in --service-cidr {service_cidr}");
@@ -125,6 +131,21 @@ impl Plan {
             internal_ip,
             open_files: None,
         })
+    }
+
+    /// Refuses what cannot work before anything is touched; warns of what may not be meant.
+    fn check_ranges(&self) -> anyhow::Result<()> {
+        self.args.services.settle()?;
+        let ranges = Ranges {
+            pods: self.args.cluster_cidr,
+            services: self.args.services.ranges(),
+            pool: self.args.controllers.pool(),
+        };
+        ranges.check(primary_address())?;
+        for warning in ranges.warnings(&self.args.bridge) {
+            warn!("{warning}");
+        }
+        Ok(())
     }
 
     fn store(&self) -> anyhow::Result<Arc<Store>> {
@@ -194,7 +215,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let begin = Instant::now();
     let open_files = roadstead_dns::tcp::raise_file_limit();
     let plan = Plan { open_files, ..Plan::new(args)? };
-    check_ranges(plan.args.cluster_cidr, plan.service_cidr, primary_address())?;
+    plan.check_ranges()?;
     let privileged = machine::is_privileged();
     // Whoever else uses the directory or the network is found before anything is touched.
     let _directory = DataDirectory::claim(&plan.args.data_dir)?;
@@ -386,23 +407,6 @@ pub async fn cleanup(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Pods, Services and this machine need ranges of their own: an address leads to one place only.
-fn check_ranges(pods: Ipv4Net, services: Ipv4Net, machine: Option<IpAddr>) -> anyhow::Result<()> {
-    if pods.contains(&services) || services.contains(&pods) {
-        bail!("--service-cidr {services} and --cluster-cidr {pods} overlap");
-    }
-    for (flag, range) in [("--service-cidr", services), ("--cluster-cidr", pods)] {
-        if let Some(IpAddr::V4(machine)) = machine
-            && range.contains(&machine)
-        {
-            bail!(
-                "this machine's own address {machine} is in {flag} {range}; choose another range"
-            );
-        }
-    }
-    Ok(())
-}
-
 fn gateway(pod_cidr: Ipv4Net) -> Ipv4Addr {
     pod_cidr.hosts().next().unwrap_or(pod_cidr.addr())
 }
@@ -414,26 +418,4 @@ fn primary_address() -> Option<IpAddr> {
     socket.connect("198.51.100.1:9").ok()?;
     let address = socket.local_addr().ok()?.ip();
     (!address.is_loopback() && !address.is_unspecified()).then_some(address)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ranges_that_do_not_get_in_each_others_way() {
-        for (pods, services, machine, want) in [
-            ("10.244.0.0/16", "10.96.0.0/12", "192.0.2.7", ""),
-            ("10.244.0.0/16", "10.244.0.0/16", "192.0.2.7", "overlap"),
-            ("10.0.0.0/8", "10.96.0.0/12", "192.0.2.7", "overlap"),
-            ("10.96.3.0/24", "10.96.0.0/12", "192.0.2.7", "overlap"),
-            ("10.244.0.0/16", "10.96.0.0/12", "10.244.3.7", "in --cluster-cidr"),
-            ("10.244.0.0/16", "10.96.0.0/12", "10.100.0.1", "in --service-cidr"),
-        ] {
-            let machine = Some(machine.parse().unwrap());
-            let checked = check_ranges(pods.parse().unwrap(), services.parse().unwrap(), machine);
-            let said = checked.err().map(|error| error.to_string()).unwrap_or_default();
-            assert!(said.contains(want) && said.is_empty() == want.is_empty(), "{said}");
-        }
-    }
 }

@@ -138,8 +138,9 @@ pub fn check_reachable(field: &str, text: &str, causes: &mut Causes) {
     }
 }
 
-/// A network as it was written: the address may have bits beyond the prefix.
-fn parse_network(text: &str) -> Option<IpNet> {
+/// The network behind any spelling that Kubernetes has ever accepted, as it was written: the
+/// address may have bits beyond the prefix.
+pub fn parse_network(text: &str) -> Option<IpNet> {
     let (address, length) = text.split_once('/')?;
     let dressed = address.contains(':');
     let digits = !length.is_empty() && length.bytes().all(|c| c.is_ascii_digit());

@@ -6,7 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
-use crate::service::{Frontend, Protocol, ServicePort, ServicePortName};
+use crate::service::{Frontend, Protocol, ServicePortName};
+use crate::table::ForwardingTable;
 
 /// Where the flows of each frontend may go.
 pub type Flows = BTreeMap<Frontend, BTreeSet<SocketAddr>>;
@@ -20,15 +21,18 @@ pub struct FlowFilter {
     pub keep: BTreeSet<SocketAddr>,
 }
 
-/// Notes the flows of a service port, if its protocol has any that can go stale.
-pub fn note(flows: &mut Flows, name: &ServicePortName, port: &ServicePort) {
+/// Notes the flows of a service port of a table, if its protocol has any that can go stale. What it
+/// claims in vain has none of its flows. Of a frontend that changes hands, the first note counts.
+pub fn note(flows: &mut Flows, table: &ForwardingTable, name: &ServicePortName) {
     if name.protocol == Protocol::Tcp {
         return;
     }
+    let Some(port) = table.get(name) else { return };
     let targets = port.cluster.iter().chain(&port.local).map(|target| target.socket());
     let targets: BTreeSet<_> = targets.collect();
-    let frontends = port.frontends(name.protocol).map(|(frontend, _)| frontend);
-    flows.extend(frontends.map(|frontend| (frontend, targets.clone())));
+    for (frontend, _) in table.frontends_of(name) {
+        flows.entry(frontend).or_insert_with(|| targets.clone());
+    }
 }
 
 /// What to forget after a change: flows to targets that are gone, and those of clients who called
@@ -54,8 +58,10 @@ pub fn misled(flows: Flows) -> Vec<FlowFilter> {
 
 #[cfg(test)]
 mod tests {
+    use roadstead_api::key::ObjectKey;
+
     use super::*;
-    use crate::service::{Place, Target};
+    use crate::service::{IpFamily, Place, ServicePort, Target};
 
     /// Each letter is a target; `-` is a frontend without any, an empty text none at all.
     fn flows(text: &str, protocol: Protocol) -> Flows {
@@ -72,11 +78,42 @@ mod tests {
             port: String::new(),
             protocol,
         };
-        let mut flows = Flows::new();
+        let mut table = ForwardingTable::new(IpFamily::V4, &Default::default());
         if !text.is_empty() {
-            note(&mut flows, &name, &port);
+            table.replace(&ObjectKey::new("ns", "dns"), vec![(name.clone(), port)]);
         }
+        let mut flows = Flows::new();
+        note(&mut flows, &table, &name);
         flows
+    }
+
+    #[test]
+    fn who_claims_in_vain_has_no_flows() {
+        let target =
+            |last| Target { address: [10, 0, 0, last].into(), port: 53, place: Place::Here };
+        let port = |created, last| ServicePort {
+            port: 53,
+            created,
+            load_balancer_ips: vec![[192, 0, 2, 1].into()],
+            cluster: vec![target(last)],
+            ..ServicePort::default()
+        };
+        let name = |name: &str| ServicePortName {
+            namespace: "ns".into(),
+            name: name.into(),
+            port: String::new(),
+            protocol: Protocol::Udp,
+        };
+        let mut table = ForwardingTable::new(IpFamily::V4, &Default::default());
+        for (service, created) in [("old", 1), ("young", 2)] {
+            let ports = vec![(name(service), port(created, created as u8))];
+            table.replace(&ObjectKey::new("ns", service), ports);
+        }
+        let mut flows = Flows::new();
+        note(&mut flows, &table, &name("young"));
+        assert!(flows.is_empty());
+        note(&mut flows, &table, &name("old"));
+        assert_eq!(flows.into_values().collect::<Vec<_>>(), [[target(1).socket()].into()]);
     }
 
     #[test]

@@ -45,10 +45,13 @@ pub(crate) struct Port {
     protocol: Protocol,
     number: u16,
     cluster_ips: BTreeSet<u8>,
-    external: bool,
+    /// Some of them belong to others: see [`external_address`].
+    external: Option<u8>,
     balancer: bool,
     node_port: Option<u16>,
-    ranges: BTreeSet<u8>,
+    /// `None` for everybody.
+    ranges: Option<BTreeSet<u8>>,
+    created: i64,
     internal: TrafficPolicy,
     outer: TrafficPolicy,
     sticky: bool,
@@ -71,10 +74,11 @@ impl Edit {
             protocol: Protocol::Tcp,
             number: 80,
             cluster_ips: [service].into(),
-            external: false,
+            external: None,
             balancer: false,
             node_port: None,
-            ranges: BTreeSet::new(),
+            ranges: None,
+            created: 0,
             internal: TrafficPolicy::Cluster,
             outer: TrafficPolicy::Cluster,
             sticky: false,
@@ -92,15 +96,17 @@ fn policy() -> impl Strategy<Value = TrafficPolicy> {
 fn ports() -> impl Strategy<Value = Port> {
     let protocol = prop_oneof![Just(Protocol::Tcp), Just(Protocol::Udp)];
     let node_port = prop_oneof![Just(None), (30080..30082u16).prop_map(Some)];
-    let frontends = (btree_set(0..3u8, 1..3), any::<bool>(), any::<bool>(), node_port);
-    let rules = (btree_set(prop_oneof![Just(OUTSIDE), Just(PODS), Just(NODE)], 0..3), policy());
+    let external = proptest::option::of(0..5u8);
+    let frontends = (btree_set(0..3u8, 1..3), external, any::<bool>(), node_port);
+    let ranges = btree_set(prop_oneof![Just(OUTSIDE), Just(PODS), Just(NODE)], 0..3);
+    let rules = (proptest::option::weighted(0.7, ranges), 0..2i64, policy());
     let rest = (policy(), any::<bool>(), btree_set(0..12u8, 0..5), any::<bool>());
     (protocol, 80..82u16, frontends, rules, rest).prop_map(
         |(
             protocol,
             number,
             (cluster_ips, external, balancer, node_port),
-            (ranges, internal),
+            (ranges, created, internal),
             (outer, sticky, hosts, local_only),
         )| Port {
             protocol,
@@ -110,6 +116,7 @@ fn ports() -> impl Strategy<Value = Port> {
             balancer,
             node_port,
             ranges,
+            created,
             internal,
             outer,
             sticky,
@@ -175,7 +182,18 @@ pub(crate) fn apply(table: &mut ForwardingTable, edit: &Edit) -> BTreeSet<Arc<Se
     table.replace(&key, edit.ports.iter().map(port).collect())
 }
 
+/// An external address: two of their own, one of a load balancer, one of a Service, one of the node.
+fn external_address(family: IpFamily, kind: u8) -> IpAddr {
+    match kind {
+        0 | 1 => address(family, EXTERNAL, kind),
+        2 => address(family, BALANCER, 0),
+        3 => address(family, CLUSTER_IPS, 1),
+        _ => address(family, NODE, 1),
+    }
+}
+
 fn service_port(family: IpFamily, service: u8, port: &Port) -> ServicePort {
+    let ranges = |nets: &BTreeSet<u8>| nets.iter().map(|net| network(family, *net)).collect();
     let target = |host: &u8| Target {
         address: address(family, PODS, *host),
         port: 8080 + u16::from(host % 2),
@@ -184,12 +202,13 @@ fn service_port(family: IpFamily, service: u8, port: &Port) -> ServicePort {
     let mut carried = ServicePort {
         port: port.number,
         cluster_ips: port.cluster_ips.iter().map(|ip| address(family, CLUSTER_IPS, *ip)).collect(),
-        external_ips: vec![address(family, EXTERNAL, service % 2); usize::from(port.external)],
+        external_ips: port.external.iter().map(|kind| external_address(family, *kind)).collect(),
         load_balancer_ips: vec![address(family, BALANCER, service % 2); usize::from(port.balancer)],
         node_port: port.node_port,
         internal_policy: port.internal,
         external_policy: port.outer,
-        source_ranges: port.ranges.iter().map(|net| network(family, *net)).collect(),
+        source_ranges: port.ranges.as_ref().map(ranges),
+        created: port.created,
         affinity: port.sticky.then_some(Duration::from_secs(60)),
         cluster: port.hosts.iter().map(target).collect(),
         ..ServicePort::default()
@@ -221,6 +240,7 @@ pub(crate) fn packets(family: IpFamily) -> Vec<Packet> {
         (EXTERNAL, 1, 81),
         (BALANCER, 0, 80),
         (BALANCER, 1, 81),
+        (NODE, 1, 80),
         (NODE, 1, 30080),
         (NODE, 2, 30081),
         (PODS, 3, 8081),

@@ -100,6 +100,18 @@ pub struct Frontend {
     pub port: u16,
 }
 
+/// `10.96.0.1:80/tcp`, or `node port 30080/tcp`.
+impl fmt::Display for Frontend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.host {
+            Host::Address(address) => {
+                write!(f, "{}/{}", SocketAddr::new(address, self.port), self.protocol)
+            }
+            Host::Node => write!(f, "node port {}/{}", self.port, self.protocol),
+        }
+    }
+}
+
 /// The address part of a frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Host {
@@ -109,15 +121,17 @@ pub enum Host {
     Node,
 }
 
-/// The kinds of frontends. Where a Service lists an address twice, the first kind counts.
+/// The kinds of frontends, the strongest claim first: what the API server gives out beats what the
+/// cluster's load balancer gives out, and both beat what the author of a Service asks for. Where a
+/// Service lists an address twice, the first kind counts, too, and so source ranges are obeyed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FrontendKind {
     /// The only one for traffic inside the cluster: it follows `internalTrafficPolicy`.
     ClusterIp,
-    /// From `spec.externalIPs`.
-    ExternalIp,
     /// From `status.loadBalancer.ingress`; the only one that obeys `loadBalancerSourceRanges`.
     LoadBalancer,
+    /// From `spec.externalIPs`.
+    ExternalIp,
     /// A port on the addresses of the node.
     NodePort,
 }
@@ -190,8 +204,10 @@ pub struct ServicePort {
     pub internal_policy: TrafficPolicy,
     /// Where connections to all other frontends may go.
     pub external_policy: TrafficPolicy,
-    /// Who may call the load balancer's addresses; empty for everybody.
-    pub source_ranges: Vec<IpNet>,
+    /// Who may call the load balancer's addresses, in the order given; `None` for everybody.
+    pub source_ranges: Option<Vec<IpNet>>,
+    /// When the Service was made, in seconds: of two equal claims the older one counts.
+    pub created: i64,
     /// How long a client stays with its target after its last connection, if at all.
     pub affinity: Option<Duration>,
     /// The targets under policy Cluster, in the order of their texts. Empty only if there is no
@@ -202,15 +218,16 @@ pub struct ServicePort {
 }
 
 impl ServicePort {
-    /// All frontends with their kinds; an address that is listed twice comes twice.
+    /// All frontends with their kinds, the strongest first; an address that is listed twice comes
+    /// twice.
     pub fn frontends(
         &self,
         protocol: Protocol,
     ) -> impl Iterator<Item = (Frontend, FrontendKind)> + '_ {
         let kinds = [
             (&self.cluster_ips, FrontendKind::ClusterIp),
-            (&self.external_ips, FrontendKind::ExternalIp),
             (&self.load_balancer_ips, FrontendKind::LoadBalancer),
+            (&self.external_ips, FrontendKind::ExternalIp),
         ];
         let addresses = kinds.into_iter().flat_map(move |(addresses, kind)| {
             addresses.iter().map(move |address| {
@@ -221,6 +238,22 @@ impl ServicePort {
             (Frontend { host: Host::Node, protocol, port }, FrontendKind::NodePort)
         });
         addresses.chain(node)
+    }
+
+    /// Whether it claims the same frontends as another, and as strongly.
+    pub(crate) fn claims_like(&self, other: &ServicePort) -> bool {
+        self.port == other.port
+            && self.cluster_ips == other.cluster_ips
+            && self.external_ips == other.external_ips
+            && self.load_balancer_ips == other.load_balancer_ips
+            && self.node_port == other.node_port
+            && self.created == other.created
+    }
+
+    /// Whether the addresses of the load balancer are open to a sender.
+    pub fn admits(&self, sender: IpAddr) -> bool {
+        let ranges = self.source_ranges.as_ref();
+        ranges.is_none_or(|ranges| ranges.iter().any(|range| range.contains(&sender)))
     }
 
     /// Whether there is any way to it from outside the cluster.

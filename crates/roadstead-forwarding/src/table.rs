@@ -19,8 +19,10 @@ pub struct ForwardingTable {
     family: IpFamily,
     surroundings: Surroundings,
     ports: BTreeMap<Arc<ServicePortName>, Arc<ServicePort>>,
-    /// Who claims each frontend, in order; the first one has it.
+    /// Who claims each frontend, the strongest claim first.
     claims: BTreeMap<Frontend, Vec<Arc<ServicePortName>>>,
+    /// Those whose claims meet others, or did, since somebody last asked.
+    disputed: BTreeSet<Arc<ServicePortName>>,
     target_count: usize,
 }
 
@@ -32,6 +34,7 @@ impl ForwardingTable {
             surroundings: surroundings.of_family(family),
             ports: BTreeMap::new(),
             claims: BTreeMap::new(),
+            disputed: BTreeSet::new(),
             target_count: 0,
         }
     }
@@ -79,9 +82,16 @@ impl ForwardingTable {
             }
         }
         for (name, port) in wanted {
-            if self.get(&name) != Some(&port) {
-                self.release(&name, &mut changed);
-                self.claim(name, Arc::new(port), &mut changed);
+            match self.get(&name) {
+                Some(known) if *known == port => {}
+                Some(known) if known.claims_like(&port) => {
+                    self.exchange(name.clone(), port);
+                    changed.insert(name);
+                }
+                _ => {
+                    self.release(&name, &mut changed);
+                    self.claim(name, Arc::new(port), &mut changed);
+                }
             }
         }
         changed
@@ -113,15 +123,36 @@ impl ForwardingTable {
         self.ports.iter().map(|(name, port)| (name, port.as_ref()))
     }
 
-    /// The frontends that a service port really has, in order: those that no earlier name claims.
+    /// The frontends that a service port really has, in order: those that nobody claims more
+    /// strongly.
     pub fn frontends_of(&self, name: &ServicePortName) -> Vec<(Frontend, FrontendKind)> {
-        let claimed = self.ports.get(name).into_iter().flat_map(|p| p.frontends(name.protocol));
-        let mut ours: Vec<_> = claimed
-            .filter(|(frontend, _)| self.owner(frontend).is_some_and(|o| **o == *name))
-            .collect();
-        ours.sort_unstable();
-        ours.dedup_by_key(|(frontend, _)| *frontend);
+        let Some(port) = self.ports.get(name) else { return Vec::new() };
+        let mut ours = strongest(name, port);
+        ours.retain(|(frontend, kind)| {
+            let first = self.claims.get(frontend).and_then(|names| names.first());
+            first.is_some_and(|first| **first == *name) && self.is_open_to(*kind, frontend.host)
+        });
         ours
+    }
+
+    /// The frontends that a service port claims in vain, each with the one who has it.
+    pub fn lost_by(&self, name: &ServicePortName) -> Vec<(Frontend, Arc<ServicePortName>)> {
+        let Some(port) = self.ports.get(name) else { return Vec::new() };
+        let winner = |(frontend, kind): (Frontend, FrontendKind)| {
+            let first = self.claims.get(&frontend)?.first()?;
+            if **first != *name {
+                return Some((frontend, first.clone()));
+            }
+            let Host::Address(address) = frontend.host else { return None };
+            let host = (kind != FrontendKind::ClusterIp).then(|| self.host_of(address))??;
+            Some((frontend, host.clone()))
+        };
+        strongest(name, port).into_iter().filter_map(winner).collect()
+    }
+
+    /// The service ports whose claims met those of others since the last call, or do no more.
+    pub fn take_disputed(&mut self) -> BTreeSet<Arc<ServicePortName>> {
+        std::mem::take(&mut self.disputed)
     }
 
     /// All that may become of a packet; each forwarding is equally likely.
@@ -136,11 +167,12 @@ impl ForwardingTable {
         let port = &self.ports[&name];
         let decided =
             |reason, outcomes| Decision { owner: Some((name.clone(), kind)), reason, outcomes };
-        if !port.has_endpoints() {
-            return decided(Reason::NoEndpoints, [Outcome::Reject].into());
-        }
+        // Whom a load balancer shuts out does not hear whether anybody is there.
         if kind == FrontendKind::LoadBalancer && !self.admits(port, packet) {
             return decided(Reason::SourceNotAllowed, [Outcome::Drop].into());
+        }
+        if !port.has_endpoints() {
+            return decided(Reason::NoEndpoints, [Outcome::Reject].into());
         }
         let (policy, masquerade, reason) = self.route(port, kind, packet);
         let targets = port.targets(policy);
@@ -193,11 +225,9 @@ impl ForwardingTable {
     /// Whether the load balancer's addresses may be called by the sender. Where the node itself
     /// may, so may the looped-back packets that it sends from the very address.
     fn admits(&self, port: &ServicePort, packet: &Packet) -> bool {
-        let allowed = |address: IpAddr| port.source_ranges.iter().any(|net| net.contains(&address));
-        port.source_ranges.is_empty()
-            || allowed(packet.source)
-            || (packet.source == packet.destination
-                && self.surroundings.node_address.is_some_and(allowed))
+        let looped_back = packet.source == packet.destination;
+        port.admits(packet.source)
+            || (looped_back && self.surroundings.node_address.is_some_and(|node| port.admits(node)))
     }
 
     /// A packet for no frontend.
@@ -218,25 +248,49 @@ impl ForwardingTable {
         let Packet { destination, protocol, port, .. } = *packet;
         let owned = |host| {
             let frontend = Frontend { host, protocol, port };
-            let name = self.owner(&frontend)?;
+            let name = self.claims.get(&frontend)?.first()?;
             let mut kinds = self.ports[name].frontends(protocol);
-            Some((name.clone(), kinds.find(|(found, _)| *found == frontend)?.1))
+            let kind = kinds.find(|(found, _)| *found == frontend)?.1;
+            self.is_open_to(kind, host).then(|| (name.clone(), kind))
         };
         let on_node = || self.surroundings.serves_node_ports(destination).then_some(Host::Node);
         owned(Host::Address(destination)).or_else(|| owned(on_node()?))
     }
 
-    fn owner(&self, frontend: &Frontend) -> Option<&Arc<ServicePortName>> {
-        self.claims.get(frontend)?.first()
+    /// Whether an address may be a frontend of this kind at all. A ClusterIP belongs to its Service
+    /// as a whole: nobody else opens a port on it, even one that the Service does not have.
+    fn is_open_to(&self, kind: FrontendKind, host: Host) -> bool {
+        match host {
+            Host::Address(address) => {
+                kind == FrontendKind::ClusterIp || !self.is_cluster_ip(address)
+            }
+            Host::Node => true,
+        }
     }
 
     fn is_cluster_ip(&self, address: IpAddr) -> bool {
+        self.host_of(address).is_some()
+    }
+
+    /// A service port that has the address as its ClusterIP.
+    fn host_of(&self, address: IpAddr) -> Option<&Arc<ServicePortName>> {
+        self.first_on(address).find(|name| self.ports[*name].cluster_ips.contains(&address))
+    }
+
+    /// Who claims the ports of an address, and would have them if it were nobody's ClusterIP.
+    fn guests_of(&self, address: IpAddr) -> BTreeSet<Arc<ServicePortName>> {
+        let is_guest =
+            |name: &&Arc<ServicePortName>| !self.ports[*name].cluster_ips.contains(&address);
+        self.first_on(address).filter(is_guest).cloned().collect()
+    }
+
+    /// The strongest claim to each port of an address.
+    fn first_on(&self, address: IpAddr) -> impl Iterator<Item = &Arc<ServicePortName>> {
         let host = Host::Address(address);
         let first = Frontend { host, protocol: Protocol::Tcp, port: 0 };
-        let claims = self.claims.range(first..).take_while(|(frontend, _)| frontend.host == host);
-        claims
-            .flat_map(|(_, names)| names.first())
-            .any(|name| self.ports[name].cluster_ips.contains(&address))
+        let claims =
+            self.claims.range(first..).take_while(move |(frontend, _)| frontend.host == host);
+        claims.filter_map(|(_, names)| names.first())
     }
 
     fn names_of(&self, service: &ObjectKey) -> Vec<Arc<ServicePortName>> {
@@ -253,33 +307,58 @@ impl ForwardingTable {
         names.take_while(of_service).cloned().collect()
     }
 
+    /// A service port that claims what it did before.
+    fn exchange(&mut self, name: Arc<ServicePortName>, port: ServicePort) {
+        self.target_count += port.cluster.len();
+        if let Some(before) = self.ports.insert(name, Arc::new(port)) {
+            self.target_count -= before.cluster.len();
+        }
+    }
+
     fn claim(
         &mut self,
         name: Arc<ServicePortName>,
         port: Arc<ServicePort>,
         changed: &mut BTreeSet<Arc<ServicePortName>>,
     ) {
-        for frontend in distinct_frontends(&name, &port) {
-            let claims = self.claims.entry(frontend).or_default();
-            let at = claims.partition_point(|other| *other < name);
+        let Self { claims, ports, disputed, .. } = self;
+        for (frontend, kind) in strongest(&name, &port) {
+            let claims = claims.entry(frontend).or_default();
+            let ours = (kind, port.created, &name);
+            let at = claims.partition_point(|other| {
+                let port = &ports[other];
+                let mut kinds = port.frontends(frontend.protocol);
+                let kind = kinds.find(|(found, _)| *found == frontend).map(|(_, kind)| kind);
+                kind.is_some_and(|kind| (kind, port.created, other) < ours)
+            });
             if at == 0 {
                 changed.extend(claims.first().cloned());
+            }
+            if !claims.is_empty() {
+                disputed.extend(claims.iter().cloned().chain([name.clone()]));
             }
             // There is one for each frontend, and it nearly always stays the only one.
             claims.reserve_exact(1);
             claims.insert(at, name.clone());
         }
         self.target_count += port.cluster.len();
-        self.ports.insert(name.clone(), port);
+        self.ports.insert(name.clone(), port.clone());
+        self.tell_guests(&port, changed);
+        if self.asks_for_cluster_ip(&port) {
+            self.disputed.insert(name.clone());
+        }
         changed.insert(name);
     }
 
     fn release(&mut self, name: &ServicePortName, changed: &mut BTreeSet<Arc<ServicePortName>>) {
         let Some((name, port)) = self.ports.remove_entry(name) else { return };
         self.target_count -= port.cluster.len();
-        for frontend in distinct_frontends(&name, &port) {
+        for (frontend, _) in strongest(&name, &port) {
             let Some(claims) = self.claims.get_mut(&frontend) else { continue };
             let had_it = claims.first() == Some(&name);
+            if claims.len() > 1 {
+                self.disputed.extend(claims.iter().cloned());
+            }
             claims.retain(|other| *other != name);
             match claims.first() {
                 None => drop(self.claims.remove(&frontend)),
@@ -287,12 +366,35 @@ impl ForwardingTable {
                 Some(_) => {}
             }
         }
+        self.tell_guests(&port, changed);
+        if self.asks_for_cluster_ip(&port) {
+            self.disputed.insert(name.clone());
+        }
         changed.insert(name);
+    }
+
+    /// Whether it claims what some Service has as its ClusterIP.
+    fn asks_for_cluster_ip(&self, port: &ServicePort) -> bool {
+        let mut asked = port.load_balancer_ips.iter().chain(&port.external_ips);
+        asked.any(|address| self.is_cluster_ip(*address))
+    }
+
+    /// Whoever claims an address beside its Service may have won or lost it.
+    fn tell_guests(&mut self, port: &ServicePort, changed: &mut BTreeSet<Arc<ServicePortName>>) {
+        for address in &port.cluster_ips {
+            let guests = self.guests_of(*address);
+            self.disputed.extend(guests.iter().cloned());
+            changed.extend(guests);
+        }
     }
 }
 
-fn distinct_frontends(name: &ServicePortName, port: &ServicePort) -> BTreeSet<Frontend> {
-    port.frontends(name.protocol).map(|(frontend, _)| frontend).collect()
+/// Each frontend that a service port claims, once, with the kind that counts.
+fn strongest(name: &ServicePortName, port: &ServicePort) -> Vec<(Frontend, FrontendKind)> {
+    let mut claimed: Vec<_> = port.frontends(name.protocol).collect();
+    claimed.sort_unstable();
+    claimed.dedup_by_key(|(frontend, _)| *frontend);
+    claimed
 }
 
 #[cfg(test)]

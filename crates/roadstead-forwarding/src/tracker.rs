@@ -13,6 +13,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{Service, ServiceSpec};
 use k8s_openapi::api::discovery::v1::{self as discovery, EndpointSlice};
+use roadstead_api::ip;
 use roadstead_api::key::ObjectKey;
 
 use crate::announce::Announced;
@@ -137,7 +138,8 @@ impl Tracker {
                 health_check_port: service.health_check_port,
                 internal_policy: service.internal,
                 external_policy: service.external,
-                source_ranges: ranges_of(&service.source_ranges, family),
+                source_ranges: service.sources.of(family),
+                created: service.created,
                 affinity: service.affinity,
                 ..ServicePort::default()
             };
@@ -150,6 +152,11 @@ impl Tracker {
             (name, carried)
         };
         service.ports.iter().map(carried).collect()
+    }
+
+    /// The entries of a Service's source ranges that say nothing, as they are written.
+    pub fn unread_ranges(&self, key: &ObjectKey) -> &[String] {
+        self.services.get(key).map(|service| &*service.sources.unread).unwrap_or_default()
     }
 
     /// The health check that a Service asks every node to answer, if any.
@@ -266,9 +273,11 @@ struct ServiceView {
     ports: Vec<ServicePortView>,
     internal: TrafficPolicy,
     external: TrafficPolicy,
-    source_ranges: Vec<IpNet>,
+    sources: Sources,
     affinity: Option<Duration>,
     health_check_port: Option<u16>,
+    /// In seconds; one that does not say is younger than all that do.
+    created: i64,
 }
 
 /// A port of a Service.
@@ -319,6 +328,7 @@ impl ServiceView {
             let view = PortView::read(p.name.as_deref(), p.protocol.as_deref(), Some(p.port))?;
             Some(ServicePortView { view, node_port: p.node_port.and_then(port_number) })
         });
+        let created = service.metadata.creation_timestamp.as_ref();
         let external = policy(spec.external_traffic_policy.as_deref());
         let health_check_port = spec.health_check_node_port.and_then(port_number);
         Some(Self {
@@ -328,16 +338,17 @@ impl ServiceView {
             ports: exact(ports),
             internal: policy(spec.internal_traffic_policy.as_deref()),
             external,
-            source_ranges: source_ranges(spec.load_balancer_source_ranges.iter().flatten()),
+            sources: Sources::read(spec.load_balancer_source_ranges.iter().flatten()),
             affinity: affinity(spec),
             health_check_port: health_check_port.filter(|_| external == TrafficPolicy::Local),
+            created: created.map_or(i64::MAX, |time| time.0.as_second()),
         })
     }
 }
 
 /// Those texts that are addresses, in order, each once.
 fn addresses<'a>(texts: impl Iterator<Item = &'a String>) -> Vec<IpAddr> {
-    let mut addresses: Vec<IpAddr> = exact(texts.filter_map(|text| text.parse().ok()));
+    let mut addresses: Vec<IpAddr> = exact(texts.filter_map(|text| ip::parse(text)));
     addresses.sort_unstable();
     addresses.dedup();
     addresses
@@ -377,20 +388,40 @@ fn policy(text: Option<&str>) -> TrafficPolicy {
     if text == Some("Local") { TrafficPolicy::Local } else { TrafficPolicy::Cluster }
 }
 
-/// Entries may be surrounded by blanks; those that are no networks are ignored.
-fn source_ranges<'a>(texts: impl Iterator<Item = &'a String>) -> Vec<IpNet> {
-    let ranges = texts.filter_map(|text| text.trim().parse::<IpNet>().ok());
-    let mut ranges: Vec<_> = ranges.map(|range| range.trunc()).collect();
-    ranges.sort_unstable();
-    ranges.dedup();
-    ranges
+/// What a Service says about who may call the addresses of its load balancer.
+#[derive(Debug, PartialEq, Eq)]
+struct Sources {
+    /// In the order given, and as often.
+    ranges: Vec<IpNet>,
+    /// What is no network.
+    unread: Box<[String]>,
 }
 
-/// The ranges of a family; one that contains everything is as good as none.
-fn ranges_of(all: &[IpNet], family: IpFamily) -> Vec<IpNet> {
-    let ours: Vec<_> =
-        all.iter().filter(|net| IpFamily::of(net.network()) == family).copied().collect();
-    if ours.iter().any(|net| net.prefix_len() == 0) { Vec::new() } else { ours }
+impl Sources {
+    /// Entries may be surrounded by blanks.
+    fn read<'a>(texts: impl Iterator<Item = &'a String>) -> Self {
+        let (mut ranges, mut unread) = (Vec::new(), Vec::new());
+        for text in texts {
+            match ip::parse_network(text.trim()) {
+                Some(range) => ranges.push(range.trunc()),
+                None => unread.push(text.clone()),
+            }
+        }
+        ranges.shrink_to_fit();
+        Self { ranges, unread: unread.into() }
+    }
+
+    /// The ranges of a family; one that contains everything is as good as none. Somebody who wrote
+    /// what nobody can read meant to shut others out: then it is for nobody.
+    fn of(&self, family: IpFamily) -> Option<Vec<IpNet>> {
+        let of_family = |net: &&IpNet| IpFamily::of(net.network()) == family;
+        let ours: Vec<_> = self.ranges.iter().filter(of_family).copied().collect();
+        let open = match ours.is_empty() {
+            true => self.unread.is_empty(),
+            false => ours.iter().any(|net| net.prefix_len() == 0),
+        };
+        (!open).then_some(ours)
+    }
 }
 
 /// How long clients stay with their target.
@@ -444,7 +475,7 @@ fn read_endpoint(
     family: IpFamily,
     nodes: &mut NodeNames,
 ) -> Option<(bool, Endpoint)> {
-    let address: IpAddr = endpoint.addresses.first()?.parse().ok()?;
+    let address = ip::parse(endpoint.addresses.first()?)?;
     if IpFamily::of(address) != family {
         return None;
     }

@@ -4,6 +4,7 @@
 //! nobody: until then the rules of the predecessor serve. From then on every burst of changes is
 //! one commit, with no pause in between.
 
+pub mod complaints;
 mod leave;
 mod node;
 mod tell;
@@ -34,6 +35,7 @@ use tokio::{task, time};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
+use self::complaints::{Complaints, Note};
 use crate::accounting;
 use crate::addresses::{own_addresses, with_localhost};
 use crate::conntrack::{self, Order};
@@ -93,6 +95,8 @@ pub struct Config {
     pub health_checks: watch::Sender<HealthChecks>,
     /// The load balancer addresses that somebody must answer for.
     pub announcements: watch::Sender<Arc<Announcements>>,
+    /// Takes what the owners of Services should know.
+    pub notes: Option<tokio::sync::mpsc::Sender<Note>>,
 }
 
 impl Default for Config {
@@ -116,6 +120,7 @@ impl Default for Config {
             health: Arc::default(),
             health_checks: watch::Sender::default(),
             announcements: watch::Sender::default(),
+            notes: None,
         }
     }
 }
@@ -256,6 +261,7 @@ pub struct Agent {
     triggers: Triggers,
     unserved: Unserved,
     announcements: watch::Sender<Arc<Announcements>>,
+    complaints: Complaints,
     surroundings: Surroundings,
     /// The addresses that the cluster knows us by.
     primary: Vec<IpAddr>,
@@ -314,6 +320,7 @@ impl Agent {
             triggers: Triggers::since(Timestamp::now()),
             unserved: Unserved::default(),
             announcements: config.announcements,
+            complaints: Complaints::to(config.notes),
             surroundings,
             primary: Vec::new(),
             nodes: NodeAddresses::default(),

@@ -20,6 +20,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
+use crate::agent::complaints::Note;
 use crate::agent::{self, Config, ProxyError};
 use crate::configuration::{Configuration, DetectLocalMode};
 use crate::health::{Complaint, Health, serve_checks};
@@ -121,6 +122,9 @@ pub async fn run(
     let (complain, complaints) = mpsc::channel(16);
     let checks = serve_checks(config.health_checks.subscribe(), health.clone(), complain);
     let complaints = tell_of_checks(&client, &config.node_name, complaints);
+    let (note, notes) = mpsc::channel(64);
+    config.notes = Some(note);
+    let notes = tell_owners(&client, notes);
     let programmed = config.programmed.subscribe();
     let publisher = around.publish.map(|pause| Publisher {
         node: config.node_name.clone(),
@@ -154,7 +158,7 @@ pub async fn run(
     let agent = agent::run(client.clone(), config.clone(), stop);
     let outcome = tokio::select! {
         outcome = agent => outcome,
-        () = async { tokio::join!(checks, complaints, lease, forwarding, health_pages, metrics_pages); } => Ok(()),
+        () = async { tokio::join!(checks, complaints, notes, lease, forwarding, health_pages, metrics_pages); } => Ok(()),
     };
     if let Some(publisher) = publisher {
         let programmed = *programmed.borrow();
@@ -173,25 +177,39 @@ async fn has_service_networks(client: &Client) -> bool {
 
 /// Tells of ports that cannot be had, on the Services that want them.
 async fn tell_of_checks(client: &Client, node: &str, mut complaints: mpsc::Receiver<Complaint>) {
-    while let Some(Complaint { service: key, port, error }) = complaints.recv().await {
-        let api: Api<Service> = Api::namespaced(client.clone(), &key.namespace);
-        let Ok(Some(service)) = api.get_metadata_opt(&key.name).await else { continue };
-        let about = About {
-            api_version: "v1".into(),
-            kind: "Service".into(),
-            namespace: key.namespace.to_string(),
-            name: key.name.to_string(),
-            uid: service.metadata.uid.unwrap_or_default(),
-            field: String::new(),
-        };
-        let message =
-            format!("node {node} failed to start healthcheck \"{key}\" on port {port}: {error}");
-        let reason = "FailedToStartServiceHealthcheck".into();
-        let happening = Happening { about, severity: Severity::Warning, reason, message };
-        events::tell_once(client.clone(), "kube-proxy", happening).await;
+    while let Some(Complaint { service, port, error }) = complaints.recv().await {
+        let message = format!(
+            "node {node} failed to start healthcheck \"{service}\" on port {port}: {error}"
+        );
+        tell_owner(client, Note { service, reason: "FailedToStartServiceHealthcheck", message })
+            .await;
     }
     // Nobody complains any more: whoever waits for all of us must not be told.
     future::pending().await
+}
+
+/// Tells the owners of Services what the agent has to say.
+async fn tell_owners(client: &Client, mut notes: mpsc::Receiver<Note>) {
+    while let Some(note) = notes.recv().await {
+        tell_owner(client, note).await;
+    }
+    future::pending().await
+}
+
+async fn tell_owner(client: &Client, Note { service: key, reason, message }: Note) {
+    let api: Api<Service> = Api::namespaced(client.clone(), &key.namespace);
+    let Ok(Some(service)) = api.get_metadata_opt(&key.name).await else { return };
+    let about = About {
+        api_version: "v1".into(),
+        kind: "Service".into(),
+        namespace: key.namespace.to_string(),
+        name: key.name.to_string(),
+        uid: service.metadata.uid.unwrap_or_default(),
+        field: String::new(),
+    };
+    let (severity, reason) = (Severity::Warning, reason.to_owned());
+    let happening = Happening { about, severity, reason, message };
+    events::tell_once(client.clone(), "kube-proxy", happening).await;
 }
 
 /// Says, where people look for it, that another mode runs than was asked for.

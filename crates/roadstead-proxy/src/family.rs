@@ -104,7 +104,7 @@ impl FamilyPlane {
             // What the kernel has refused so far changes nothing about where its flows go.
             if self.proven && self.unsettled.insert(key.clone()) {
                 let ports = self.table.ports_of(key);
-                ports.for_each(|(name, port)| note(&mut self.before, &name, port));
+                ports.for_each(|(name, _)| note(&mut self.before, &self.table, &name));
             }
             // Not `append`, which would walk all that is there already for each Service.
             changed.extend(self.table.replace(key, tracker.service_ports(key, family)));
@@ -117,12 +117,12 @@ impl FamilyPlane {
     pub(crate) fn settle(&mut self) -> Vec<FlowFilter> {
         if !std::mem::replace(&mut self.settled, true) {
             let mut flows = Flows::new();
-            self.table.iter().for_each(|(name, port)| note(&mut flows, name, port));
+            self.table.iter().for_each(|(name, _)| note(&mut flows, &self.table, name));
             return misled(flows);
         }
         let mut after = Flows::new();
         for key in mem::take(&mut self.unsettled) {
-            self.table.ports_of(&key).for_each(|(name, port)| note(&mut after, &name, port));
+            self.table.ports_of(&key).for_each(|(name, _)| note(&mut after, &self.table, &name));
         }
         stale(&mem::take(&mut self.before), &after)
     }

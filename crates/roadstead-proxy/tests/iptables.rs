@@ -84,7 +84,7 @@ fn table(family: IpFamily) -> ForwardingTable {
         port.node_port = Some(30083);
         port.health_check_port = Some(31083);
         port.load_balancer_ips = vec![other.parse().unwrap()];
-        port.source_ranges = vec![range.parse().unwrap()];
+        port.source_ranges = Some(vec![range.parse().unwrap()]);
         port.external_policy = TrafficPolicy::Local;
     });
     add(&mut table, "ns/balanced", tcp, balanced);

@@ -213,7 +213,7 @@ fn agent(family: IpFamily, mode: Mode) -> Agent {
 }
 
 /// Who calls what, and what comes of it: in general, and through IPVS where that differs.
-const CASES: [(&str, &str, &str, &str); 24] = [
+const CASES: [(&str, &str, &str, &str); 31] = [
     ("pod-5", "cluster:1", "2 3 4 as client", ""),
     ("node", "cluster:1", "2 3 4 as node", ""),
     ("outside", "cluster:1", "2 3 4 as node", ""),
@@ -243,6 +243,17 @@ const CASES: [(&str, &str, &str, &str); 24] = [
     ("pod-5", "node:30085", "2 3 4 as node", ""),
     // An endpoint that calls itself.
     ("pod-2", "cluster:6", "2 as node", ""),
+    // Only for the outside, and listed as an external address as well.
+    ("outside", "balancer:8", "2 3 4 as node", ""),
+    ("pod-5", "balancer:8", "nothing", ""),
+    // Only for somebody whom nobody can make out.
+    ("outside", "balancer:9", "nothing", ""),
+    ("pod-5", "cluster:9", "2 3 4 as client", ""),
+    // Only for the outside, and without endpoints.
+    ("outside", "balancer:10", "refused", ""),
+    ("pod-5", "balancer:10", "nothing", ""),
+    // A thief has what nobody else has.
+    ("outside", "external:11", "2 as node", ""),
 ];
 
 fn prepare() {
@@ -262,6 +273,12 @@ fn every_kind(family: IpFamily, mode: Mode) {
     let local = json!({"externalTrafficPolicy": "Local", "internalTrafficPolicy": "Local"});
     let ranges = json!({"loadBalancerSourceRanges": ["192.168.7.0/24", " fd00:7::/64 "]});
     let sticky = json!({"sessionAffinity": "ClientIP"});
+    let to = |text: &str| frontend(family, text).ip().to_string();
+    let mut both = ranges.clone();
+    both["externalIPs"] = json!([to("balancer:8")]);
+    let shut = json!({"loadBalancerSourceRanges": ["the office"]});
+    // By its name it would be the first of all.
+    let loot = json!({"externalIPs": [to("cluster:1"), to("balancer:1"), to("external:11")]});
     let all: &[(&str, &Value, &[u8])] = &[
         ("web", &json!({}), &[2, 3, 4]),
         ("local", &local, &[2, 3, 4]),
@@ -270,6 +287,10 @@ fn every_kind(family: IpFamily, mode: Mode) {
         ("ranged", &ranges, &[2, 3, 4]),
         ("own", &json!({}), &[2]),
         ("sticky", &sticky, &[2, 3, 4]),
+        ("both", &both, &[2, 3, 4]),
+        ("shut", &shut, &[2, 3, 4]),
+        ("fenced", &ranges, &[]),
+        ("a-thief", &loot, &[2]),
     ];
     for (number, (name, extra, pods)) in (1..).zip(all) {
         agent.observe_service(&service(family, name, number, extra));

@@ -59,7 +59,7 @@ fn table(family: IpFamily, detect_local: DetectLocal, node_ports: NodePorts) -> 
         node_port: Some(30_000 + u16::from(number)),
         load_balancer_ips: vec![address(97, number)],
         external_ips: vec![address(98, number)],
-        source_ranges: vec![IpNet::new(address(150, 0), 24).unwrap()],
+        source_ranges: Some(vec![IpNet::new(address(150, 0), 24).unwrap()]),
         external_policy,
         ..plain(cluster)
     };

@@ -29,7 +29,7 @@ fn expected(
         (Reason::UnusedPort | Reason::UnusedAddress, _) => [Outcome::Pass].into(),
         // `KUBE-EXTERNAL-SERVICES` is not asked about what the node itself sends out.
         (Reason::NoEndpoints, Some(FrontendKind::ExternalIp | FrontendKind::LoadBalancer))
-            if packet.origin == Origin::Node =>
+            if packet.origin == Origin::Node && !is_own(table, packet) =>
         {
             [Outcome::Pass].into()
         }
@@ -43,17 +43,23 @@ fn expected(
 fn refused_node_port(table: &ForwardingTable, packet: &Packet) -> Outcome {
     let surroundings = table.surroundings();
     let served = surroundings.node_address.unwrap();
-    if !surroundings.node_addresses.contains(&packet.destination) {
+    if !is_own(table, packet) {
         return Outcome::Pass;
     }
     let elsewhere = Packet { destination: served, ..packet.clone() };
-    let Some((name, _)) = table.explain(&elsewhere, None).owner else { return Outcome::Pass };
+    let Some((name, FrontendKind::NodePort)) = table.explain(&elsewhere, None).owner else {
+        return Outcome::Pass;
+    };
     let port = table.get(&name).unwrap();
     match port.handling(port.external_policy) {
         Handling::Forward(_) => Outcome::Pass,
         Handling::Reject => Outcome::Reject,
         Handling::Drop => Outcome::Drop,
     }
+}
+
+fn is_own(table: &ForwardingTable, packet: &Packet) -> bool {
+    table.surroundings().node_addresses.contains(&packet.destination)
 }
 
 fn agree(table: &ForwardingTable) {

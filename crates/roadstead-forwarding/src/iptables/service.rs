@@ -56,10 +56,8 @@ pub fn compile_port(
     if frontends.is_empty() {
         return compiler.rules;
     }
-    let mut in_order = frontends.to_vec();
-    in_order.sort_by_key(|(frontend, kind)| (*kind, *frontend));
-    for (frontend, kind) in in_order {
-        compiler.frontend(&frontend, kind);
+    for (listed_as, frontend, kind) in in_order(port, frontends) {
+        compiler.frontend(&frontend, kind, listed_as);
     }
     if let Some(number) = port.health_check_port {
         compiler.health_check(number);
@@ -68,6 +66,33 @@ pub fn compile_port(
         compiler.policies(frontends);
     }
     compiler.rules
+}
+
+/// The frontends in the order in which kube-proxy lists them. An external address that is also one of
+/// the load balancer comes twice, and is a load balancer's both times: unlike kube-proxy's, our
+/// rule for the external one does not lead past the source ranges.
+fn in_order(
+    port: &ServicePort,
+    frontends: &[(Frontend, FrontendKind)],
+) -> Vec<(FrontendKind, Frontend, FrontendKind)> {
+    let place = |kind: FrontendKind| match kind {
+        FrontendKind::ClusterIp => 0,
+        FrontendKind::ExternalIp => 1,
+        FrontendKind::LoadBalancer => 2,
+        FrontendKind::NodePort => 3,
+    };
+    let is_external = |frontend: &Frontend| match frontend.host {
+        Host::Address(address) => port.external_ips.contains(&address),
+        Host::Node => false,
+    };
+    let mut all: Vec<_> = frontends.iter().map(|(f, kind)| (*kind, *f, *kind)).collect();
+    let both = all
+        .clone()
+        .into_iter()
+        .filter(|(kind, frontend, _)| *kind == FrontendKind::LoadBalancer && is_external(frontend));
+    all.extend(both.map(|(_, frontend, kind)| (FrontendKind::ExternalIp, frontend, kind)));
+    all.sort_by_key(|(listed_as, frontend, _)| (place(*listed_as), *frontend));
+    all
 }
 
 /// The same, of callers on the node that call it by a loopback address.
@@ -86,8 +111,8 @@ struct Compiler<'a> {
 
 impl Compiler<'_> {
     /// The way from a frontend to the chain that handles it, or the refusal.
-    fn frontend(&mut self, frontend: &Frontend, kind: FrontendKind) {
-        let what = match kind {
+    fn frontend(&mut self, frontend: &Frontend, kind: FrontendKind, listed_as: FrontendKind) {
+        let what = match listed_as {
             FrontendKind::ClusterIp => " cluster IP",
             FrontendKind::ExternalIp => " external IP",
             FrontendKind::LoadBalancer => " loadbalancer IP",
@@ -112,11 +137,38 @@ impl Compiler<'_> {
             self.rules.shared.push((shared, Rule::new(matches, Verdict::Jump(chain))));
         }
         self.refusal(frontend, kind, handling);
-        if kind == FrontendKind::LoadBalancer && self.has_firewall() {
-            let chain = service_chain(Purpose::Firewall, self.name);
-            let comment = format!("{} traffic not accepted by {chain}", self.title);
-            let rule = Rule::new(to_frontend(frontend, comment), Verdict::Drop);
-            self.rules.shared.push((Shared::Firewall, rule));
+        if listed_as == FrontendKind::LoadBalancer {
+            self.fence(frontend);
+        }
+    }
+
+    /// Drops what still has the address of a load balancer. Where there are no endpoints everything
+    /// has, and those who may call are left to be refused.
+    fn fence(&mut self, frontend: &Frontend) {
+        let Some(ranges) = &self.port.source_ranges else { return };
+        let chain = service_chain(Purpose::Firewall, self.name);
+        let comment = format!("{} traffic not accepted by {chain}", self.title);
+        let matches = to_frontend(frontend, comment);
+        if !self.port.has_endpoints() {
+            let own = self.looped_back().iter().copied();
+            let own = own.filter(|own| frontend.host == Host::Address(*own)).map(IpNet::from);
+            let admit = |network: IpNet| {
+                let from = [Match::Source(network, Sense::Is)].into_iter();
+                let rule = Rule::new(from.chain(matches.clone()), Verdict::Return);
+                (Shared::Firewall, rule)
+            };
+            let admitted: Vec<_> = ranges.iter().copied().chain(own).map(admit).collect();
+            self.rules.shared.extend(admitted);
+        }
+        self.rules.shared.push((Shared::Firewall, Rule::new(matches, Verdict::Drop)));
+    }
+
+    /// A node that calls the load balancer's address has that address as its source.
+    fn looped_back(&self) -> &[IpAddr] {
+        let node = self.context.surroundings.node_address;
+        match node.is_some_and(|node| self.port.admits(node)) {
+            true => &self.port.load_balancer_ips,
+            false => &[],
         }
     }
 
@@ -167,7 +219,7 @@ impl Compiler<'_> {
     fn has_firewall(&self) -> bool {
         self.port.has_endpoints()
             && !self.port.load_balancer_ips.is_empty()
-            && !self.port.source_ranges.is_empty()
+            && self.port.source_ranges.is_some()
     }
 
     /// The chains of a port that has endpoints.
@@ -289,13 +341,9 @@ impl Compiler<'_> {
             let matches = [Match::Source(network, Sense::Is), comment];
             Rule::new(matches, Verdict::Jump(external.clone()))
         };
-        let port = self.port;
-        let mut rules: Vec<_> = port.source_ranges.iter().copied().map(admit).collect();
-        // A node that calls the load balancer's address has that address as its source.
-        let own = |address: IpAddr| port.source_ranges.iter().any(|range| range.contains(&address));
-        if self.context.surroundings.node_address.is_some_and(own) {
-            rules.extend(port.load_balancer_ips.iter().map(|vip| admit(IpNet::from(*vip))));
-        }
+        let ranges = self.port.source_ranges.iter().flatten().copied();
+        let own = self.looped_back().iter().copied().map(IpNet::from);
+        let mut rules: Vec<_> = ranges.chain(own).map(admit).collect();
         let comment =
             format!("other traffic to {} will be dropped by KUBE-PROXY-FIREWALL", self.title);
         rules.push(Rule::new([Match::Comment(comment)], Verdict::Nothing));

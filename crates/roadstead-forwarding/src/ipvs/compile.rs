@@ -1,7 +1,9 @@
 //! From a service port to virtual servers, addresses and elements of ipsets.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
+
+use ipnet::IpNet;
 
 use super::diff::Layout;
 use super::model::{Entry, Program, Scheduler, Server, SetName, Settings, Virtual};
@@ -22,6 +24,8 @@ pub fn compile(table: &ForwardingTable, scheduler: Scheduler) -> Program {
 pub(super) struct Part {
     pub(super) addresses: Vec<IpAddr>,
     pub(super) servers: BTreeMap<Server, Virtual>,
+    /// Those of them that are node ports. Where one is a virtual address as well, that counts.
+    pub(super) node_ports: BTreeSet<Server>,
     pub(super) entries: Vec<(SetName, Entry)>,
     /// What the node itself must not call.
     pub(super) closed: Vec<Server>,
@@ -70,7 +74,10 @@ impl Compiler<'_> {
             self.server(server, name, port, kind);
             if let Host::Address(_) = host {
                 self.address(server, port, kind);
-            } else if protocol == Protocol::Sctp {
+                continue;
+            }
+            self.part.node_ports.insert(server);
+            if protocol == Protocol::Sctp {
                 let entry = Entry::AddressPort(address, protocol, number);
                 self.node_port_entry(port, protocol, entry);
             }
@@ -121,23 +128,23 @@ impl Compiler<'_> {
                 if local {
                     self.add(SetName::LoadBalancerLocal, entry);
                 }
-                if !port.source_ranges.is_empty() && port.has_endpoints() {
-                    self.source_ranges(server, port, entry);
+                if let Some(ranges) = &port.source_ranges {
+                    self.source_ranges(server, port, ranges);
                 }
             }
             FrontendKind::NodePort => {}
         }
     }
 
-    fn source_ranges(&mut self, server: Server, port: &ServicePort, entry: Entry) {
+    fn source_ranges(&mut self, server: Server, port: &ServicePort, ranges: &[IpNet]) {
         let Server { address, protocol, port: number } = server;
+        let entry = Entry::AddressPort(address, protocol, number);
         self.add(SetName::LoadBalancerFirewall, entry);
-        for network in &port.source_ranges {
+        for network in ranges {
             let entry = Entry::AddressPortNetwork(address, protocol, number, *network);
             self.add(SetName::LoadBalancerSourceNetwork, entry);
         }
-        let own = |node: IpAddr| port.source_ranges.iter().any(|range| range.contains(&node));
-        if self.surroundings.node_address.is_some_and(own) {
+        if self.surroundings.node_address.is_some_and(|node| port.admits(node)) {
             let entry = Entry::AddressPortAddress(address, protocol, number, address);
             self.add(SetName::LoadBalancerSourceIp, entry);
         } else {

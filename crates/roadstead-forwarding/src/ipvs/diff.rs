@@ -80,8 +80,9 @@ pub struct Layout {
     addresses: Counts<IpAddr>,
     entries: Counts<(SetName, Entry)>,
     closed: Counts<Server>,
-    /// Who asks for each server. Names that ask for the same one are rare, and the last one has it.
-    servers: BTreeMap<Server, BTreeSet<Arc<ServicePortName>>>,
+    /// Who asks for each server, and whether as a node port. Two that ask for the same one are rare,
+    /// and the first one has it.
+    servers: BTreeMap<Server, BTreeSet<(bool, Arc<ServicePortName>)>>,
     rules: iptables::model::Program,
 }
 
@@ -196,8 +197,8 @@ impl Layout {
     }
 
     fn server(&self, server: &Server) -> Option<&Virtual> {
-        let last = self.servers.get(server)?.last()?;
-        self.parts.get(last)?.servers.get(server)
+        let (_, first) = self.servers.get(server)?.first()?;
+        self.parts.get(first)?.servers.get(server)
     }
 
     fn compile_rules(&self, table: &ForwardingTable) -> iptables::model::Program {
@@ -209,7 +210,8 @@ impl Layout {
         part.entries.iter().for_each(|entry| self.entries.add(*entry));
         part.closed.iter().for_each(|server| self.closed.add(*server));
         for server in part.servers.keys() {
-            self.servers.entry(*server).or_default().insert(name.clone());
+            let asked = (part.node_ports.contains(server), name.clone());
+            self.servers.entry(*server).or_default().insert(asked);
         }
         self.parts.insert(name, part);
     }
@@ -221,7 +223,7 @@ impl Layout {
         part.closed.iter().for_each(|server| self.closed.remove(server));
         for server in part.servers.keys() {
             if let Some(names) = self.servers.get_mut(server) {
-                names.remove(name);
+                names.remove(&(part.node_ports.contains(server), name.clone()));
                 if names.is_empty() {
                     self.servers.remove(server);
                 }

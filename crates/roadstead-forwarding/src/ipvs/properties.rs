@@ -22,12 +22,20 @@ fn expected(table: &ForwardingTable, packet: &Packet) -> BTreeSet<Outcome> {
     match (decision.reason, owned) {
         // IPVS serves no node ports there: the kernel does not let loopback addresses out.
         _ if packet.destination.is_loopback() => [Outcome::Pass].into(),
+        // Virtual addresses of all kinds are on a link, so unused ports of all are refused.
+        (Reason::NoService | Reason::UnusedAddress, _) if is_virtual(table, packet) => {
+            [Outcome::Reject].into()
+        }
         // An address that no Service has is on no link of ours.
         (Reason::UnusedAddress, _) => [Outcome::Pass].into(),
-        // Virtual addresses of all kinds are on a link, so unused ports of all are refused.
-        (Reason::NoService, _) if is_virtual(table, packet) => [Outcome::Reject].into(),
         // There is one list of destinations, and an empty one refuses.
         (Reason::NoLocalEndpoints, Some((_, FrontendKind::ClusterIp))) => [Outcome::Reject].into(),
+        // What the node sends to an empty list is refused before any filter.
+        (Reason::SourceNotAllowed, Some((port, _)))
+            if packet.origin == Origin::Node && !port.has_endpoints() =>
+        {
+            [Outcome::Reject].into()
+        }
         // The node has the virtual address as its source. If it insists on another one, the
         // source ranges do not see it.
         (Reason::SourceNotAllowed, Some((port, kind)))
@@ -68,7 +76,9 @@ fn one_list(
 fn is_virtual(table: &ForwardingTable, packet: &Packet) -> bool {
     let frontends = table.iter().flat_map(|(name, _)| table.frontends_of(name));
     let mut addresses = frontends.map(|(frontend, _)| frontend.host);
-    addresses.any(|host| host == crate::service::Host::Address(packet.destination))
+    // An address that the node has anyway is on no link of ours.
+    !table.surroundings().node_addresses.contains(&packet.destination)
+        && addresses.any(|host| host == crate::service::Host::Address(packet.destination))
 }
 
 /// IPVS does with a packet what the table decides, but for the known differences.

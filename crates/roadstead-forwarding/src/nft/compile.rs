@@ -82,7 +82,7 @@ impl Needs {
         let mut needs = Self::default();
         for (frontend, kind) in frontends {
             needs.frontend(name, *frontend, *kind, port);
-            if *kind == FrontendKind::LoadBalancer && port.has_endpoints() {
+            if *kind == FrontendKind::LoadBalancer {
                 needs.fence(name, *frontend, port, surroundings);
             }
             if let (FrontendKind::ClusterIp, Host::Address(address)) = (kind, frontend.host) {
@@ -173,12 +173,10 @@ impl Needs {
         surroundings: &Surroundings,
     ) {
         let Host::Address(address) = frontend.host else { return };
-        if port.source_ranges.is_empty() {
-            return;
-        }
-        let mut ranges: Vec<IpNet> = port.source_ranges.clone();
-        let contains = |net: &IpNet| surroundings.node_address.is_some_and(|a| net.contains(&a));
-        if ranges.iter().any(contains) && !ranges.iter().any(|net| net.contains(&address)) {
+        let Some(ranges) = &port.source_ranges else { return };
+        let mut ranges: Vec<IpNet> = ranges.clone();
+        if surroundings.node_address.is_some_and(|node| port.admits(node)) && !port.admits(address)
+        {
             ranges.push(address.into());
         }
         self.own.push((Key::Firewalled(frontend), Value::Named(name.clone())));

@@ -51,7 +51,9 @@ struct Port {
     balancer: BTreeSet<u8>,
     node_port: Option<u16>,
     policies: (TrafficPolicy, TrafficPolicy),
-    ranges: BTreeSet<u8>,
+    /// `None` for everybody.
+    ranges: Option<BTreeSet<u8>>,
+    created: i64,
     sticky: bool,
     targets: BTreeSet<u8>,
     draining: BTreeSet<u8>,
@@ -70,14 +72,16 @@ fn policies() -> impl Strategy<Value = TrafficPolicy> {
 
 fn ports() -> impl Strategy<Value = Port> {
     let protocol = prop_oneof![Just(Protocol::Tcp), Just(Protocol::Udp), Just(Protocol::Sctp)];
-    let frontends = (btree_set(0..3u8, 1..3), btree_set(0..3u8, 0..2), btree_set(0..3u8, 0..2));
+    // External addresses are also those of load balancers, and number 3 is a ClusterIP.
+    let frontends = (btree_set(0..3u8, 1..3), btree_set(0..4u8, 0..3), btree_set(0..3u8, 0..2));
     let node_port = prop::option::of(30_000..30_002u16);
-    let rest = ((policies(), policies()), btree_set(0..3u8, 0..2), prop::bool::weighted(0.3));
+    let ranges = (prop::option::weighted(0.7, btree_set(0..3u8, 0..2)), 0..2i64);
+    let rest = ((policies(), policies()), ranges, prop::bool::weighted(0.3));
     let targets = (btree_set(0..12u8, 0..7), btree_set(0..12u8, 0..3));
     (protocol, 80..82u16, frontends, node_port, rest, targets).prop_map(
         |(protocol, number, frontends, node_port, rest, targets)| {
             let (vips, external, balancer) = frontends;
-            let (policies, ranges, sticky) = rest;
+            let (policies, (ranges, created), sticky) = rest;
             let (targets, draining) = targets;
             Port {
                 protocol,
@@ -88,6 +92,7 @@ fn ports() -> impl Strategy<Value = Port> {
                 node_port,
                 policies,
                 ranges,
+                created,
                 sticky,
                 targets,
                 draining,
@@ -157,16 +162,22 @@ fn apply(table: &mut ForwardingTable, edit: &Edit) -> BTreeSet<Arc<ServicePortNa
             port: given.number.to_string(),
             protocol: given.protocol,
         };
-        let ranges: Vec<_> = given.ranges.iter().map(|n| network(family, OUTSIDE + n)).collect();
+        let ranges =
+            |nets: &BTreeSet<u8>| nets.iter().map(|net| network(family, OUTSIDE + net)).collect();
+        let external = |host: &u8| match host {
+            3 => address(family, VIPS, 1),
+            host => address(family, EXTERNAL, *host),
+        };
         let mut port = ServicePort {
             port: given.number,
             cluster_ips: addresses(VIPS, &given.vips),
-            external_ips: addresses(EXTERNAL, &given.external),
+            external_ips: given.external.iter().map(external).collect(),
             load_balancer_ips: addresses(EXTERNAL, &given.balancer),
             node_port: given.node_port,
             internal_policy: given.policies.0,
             external_policy: given.policies.1,
-            source_ranges: ranges,
+            source_ranges: given.ranges.as_ref().map(ranges),
+            created: given.created,
             health_check_port: None,
             affinity: given.sticky.then_some(Duration::from_secs(60)),
             cluster: given.targets.iter().map(target).collect(),
@@ -369,7 +380,8 @@ fn a_successor_finds_the_local_slots_of_a_service_whose_cluster_ip_is_taken() {
             balancer: balancer.iter().copied().collect(),
             node_port: None,
             policies,
-            ranges: BTreeSet::new(),
+            ranges: None,
+            created: 0,
             sticky: false,
             targets: targets.iter().copied().collect(),
             draining: BTreeSet::new(),
@@ -481,7 +493,8 @@ proptest! {
                 balancer: [8].into(),
                 node_port: Some(31_000),
                 policies: (TrafficPolicy::Cluster, local),
-                ranges: [1].into(),
+                ranges: Some([1].into()),
+                created: 0,
                 sticky: false,
                 targets: targets.clone(),
                 draining: BTreeSet::new(),

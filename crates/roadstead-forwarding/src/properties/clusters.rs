@@ -81,13 +81,23 @@ fn services() -> impl Strategy<Value = Service> {
         1 => Just(json!({"service.kubernetes.io/service-proxy-name": "another"})),
     ];
     let rules = (texts(&["Cluster", "Local"]), texts(&["Cluster", "Local"]), ranges(), affinity());
-    let names = (names('s'), labels);
+    let names = (names('s'), labels, created());
     (names, types(), cluster_ips(), service_ports(), frontends(), rules).prop_map(
-        |(((space, name), labels), kind, cluster_ips, ports, (external, ingress), rules)| {
+        |(
+            ((space, name), labels, created),
+            kind,
+            cluster_ips,
+            ports,
+            (external, ingress),
+            rules,
+        )| {
             let (internal, outer, ranges, (affinity, timeout)) = rules;
             let (single, many) = cluster_ips;
             let object = json!({
-                "metadata": {"namespace": space, "name": name, "labels": labels},
+                "metadata": {
+                    "namespace": space, "name": name, "labels": labels,
+                    "creationTimestamp": created,
+                },
                 "spec": {
                     "type": kind, "clusterIP": single, "clusterIPs": many, "ports": ports,
                     "externalIPs": external, "loadBalancerSourceRanges": ranges,
@@ -100,6 +110,11 @@ fn services() -> impl Strategy<Value = Service> {
             serde_json::from_value(object).unwrap()
         },
     )
+}
+
+/// Some are as old as others, and some do not say.
+fn created() -> impl Strategy<Value = Option<&'static str>> {
+    select(vec![None, Some("2026-11-17T08:00:00Z"), Some("2026-11-18T08:00:00Z")])
 }
 
 fn types() -> impl Strategy<Value = Value> {
@@ -152,7 +167,12 @@ fn frontends() -> impl Strategy<Value = (Vec<String>, Vec<Value>)> {
         6 => balancer.prop_map(|(ip, mode)| json!({"ip": ip, "ipMode": mode})),
         1 => Just(json!({"hostname": "balancer.example.org"})),
     ];
-    (some(hosts(EXTERNAL, &[0, 1])), vec(ingress, 0..4))
+    // Some of what people ask for belongs to others.
+    let mut external = hosts(EXTERNAL, &[0, 1]);
+    external.extend(hosts(BALANCER, &[1]));
+    external.extend(hosts(CLUSTER_IPS, &[0, 1]));
+    external.push("10.201.000.001".into());
+    (some(external), vec(ingress, 0..4))
 }
 
 fn ranges() -> impl Strategy<Value = Vec<String>> {
@@ -163,10 +183,15 @@ fn ranges() -> impl Strategy<Value = Vec<String>> {
     prop_oneof![
         3 => Just(Vec::new()),
         6 => some(ranges.clone()),
-        1 => some(ranges).prop_map(|mut some| {
+        1 => some(ranges.clone()).prop_map(|mut some| {
             some.extend(["0.0.0.0/0".into(), "::/0".into()]);
             some
         }),
+        2 => some(ranges).prop_map(|mut some| {
+            some.extend(["anywhere".into(), "10.201.000.000/030".into()]);
+            some
+        }),
+        1 => Just(vec!["anywhere".into()]),
     ]
 }
 

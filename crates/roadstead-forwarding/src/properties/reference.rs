@@ -57,7 +57,7 @@ pub(super) fn frontends(cluster: &Cluster, around: &Surroundings) -> Vec<SocketF
         let ingress = service.status.iter().flat_map(|status| &status.load_balancer);
         let ingress = ingress.flat_map(|balancer| balancer.ingress.iter().flatten());
         let texts = spec.external_ips.iter().flatten().chain(ingress.filter_map(|i| i.ip.as_ref()));
-        let external = texts.map(|text| text.parse().unwrap());
+        let external = texts.map(|text| address(text).unwrap());
         let addresses: Vec<IpAddr> = cluster_ips(service).into_iter().chain(external).collect();
         for port in spec.ports.iter().flatten() {
             let protocol = Protocol::parse(port.protocol.as_deref()).unwrap();
@@ -74,13 +74,25 @@ pub(super) fn frontends(cluster: &Cluster, around: &Surroundings) -> Vec<SocketF
     all
 }
 
-/// How a client came to a Service.
-#[derive(Clone, Copy, PartialEq)]
+/// How a client came to a Service; if to several, the first way counts.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Way {
     ClusterIp,
-    ExternalIp,
     Balancer,
+    ExternalIp,
     NodePort,
+}
+
+/// An address, perhaps with zeros before its numbers.
+fn address(text: &str) -> Option<IpAddr> {
+    let number = |word: &str| word.parse::<u8>().map(|number| number.to_string());
+    let plain: Result<Vec<_>, _> = text.split('.').map(number).collect();
+    plain.map_or(text.to_owned(), |words| words.join(".")).parse().ok()
+}
+
+fn network(text: &str) -> Option<IpNet> {
+    let (first, length) = text.trim().split_once('/')?;
+    IpNet::new(address(first)?, length.parse().ok()?).ok()
 }
 
 /// All that may become of a packet. `before` is where its sender went the last time.
@@ -94,13 +106,13 @@ pub(super) fn route(
         return [stray(cluster, around, packet.destination)].into();
     };
     let endpoints = endpoints_of(cluster, key, port, packet.destination.is_ipv4());
-    // 16: nobody anywhere could answer.
-    if !endpoints.iter().any(|found| found.is_ready() || found.is_draining()) {
-        return [Outcome::Reject].into();
-    }
     // 7: source ranges are for load balancers only.
     if way == Way::Balancer && !is_admitted(spec, around, packet) {
         return [Outcome::Drop].into();
+    }
+    // 16: nobody anywhere could answer.
+    if !endpoints.iter().any(|found| found.is_ready() || found.is_draining()) {
+        return [Outcome::Reject].into();
     }
     let (local, masquerade) = treatment(spec, way, around, packet);
     let usable = if local { usable_here(&endpoints) } else { usable(cluster, &endpoints) };
@@ -148,13 +160,16 @@ fn cluster_ips(service: &Service) -> Vec<IpAddr> {
     }
 }
 
-/// The port of a Service that a packet is for. If several could be meant, the first by name has it.
+/// The port of a Service that a packet is for. If several could be meant, the first way to one of
+/// them counts, then age, and a Service that does not say is young; then the name.
 fn called<'a>(
     cluster: &'a Cluster,
     around: &Surroundings,
     packet: &Packet,
 ) -> Option<(&'a ObjectKey, &'a ServiceSpec, &'a ServicePort, Way)> {
     let mut found = Vec::new();
+    let mut ours = cluster.services.values().filter(|service| is_ours(service));
+    let is_cluster_ip = ours.any(|service| cluster_ips(service).contains(&packet.destination));
     for (key, service) in &cluster.services {
         // 30: each family is a proxy of its own, for Services with a ClusterIP of that family.
         let same_family = |address: &IpAddr| address.is_ipv4() == packet.destination.is_ipv4();
@@ -167,9 +182,13 @@ fn called<'a>(
             if protocol != packet.protocol.to_string().to_uppercase() {
                 continue;
             }
-            if let Some(way) = way_to(service, port, around, packet) {
+            let way = way_to(service, port, around, packet);
+            // A ClusterIP is nobody else's, whatever the port.
+            if let Some(way) = way.filter(|way| !is_cluster_ip || *way == Way::ClusterIp) {
                 let name = port.name.clone().unwrap_or_default();
-                found.push(((way == Way::NodePort, key, name), (key, spec, port, way)));
+                let age = service.metadata.creation_timestamp.clone();
+                let rank = (way, age.is_none(), age, key, name);
+                found.push((rank, (key, spec, port, way)));
             }
         }
     }
@@ -185,7 +204,7 @@ fn way_to(
     packet: &Packet,
 ) -> Option<Way> {
     let spec = service.spec.as_ref().unwrap();
-    let is_destination = |text: &String| text.parse() == Ok(packet.destination);
+    let is_destination = |text: &String| address(text) == Some(packet.destination);
     let ingress = service.status.iter().flat_map(|status| &status.load_balancer);
     // 6: a load balancer of mode Proxy wants to see the traffic itself.
     let mut vips = ingress
@@ -195,10 +214,10 @@ fn way_to(
     if port.port == i32::from(packet.port) {
         if cluster_ips(service).contains(&packet.destination) {
             return Some(Way::ClusterIp);
-        } else if spec.external_ips.iter().flatten().any(is_destination) {
-            return Some(Way::ExternalIp);
         } else if vips.any(is_destination) {
             return Some(Way::Balancer);
+        } else if spec.external_ips.iter().flatten().any(is_destination) {
+            return Some(Way::ExternalIp);
         }
     }
     let node_port = port.node_port == Some(i32::from(packet.port));
@@ -216,16 +235,16 @@ fn serves_node_ports(around: &Surroundings, destination: IpAddr) -> bool {
 
 /// 7 and 8.
 fn is_admitted(spec: &ServiceSpec, around: &Surroundings, packet: &Packet) -> bool {
-    let texts = spec.load_balancer_source_ranges.iter().flatten();
-    let ranges: Vec<IpNet> = texts
-        .map(|text| text.trim().parse::<IpNet>().unwrap())
+    let texts = || spec.load_balancer_source_ranges.iter().flatten();
+    let ranges: Vec<IpNet> = texts()
+        .filter_map(|text| network(text))
         .filter(|range| range.addr().is_ipv4() == packet.destination.is_ipv4())
         .collect();
     let holds = |address: IpAddr| ranges.iter().any(|range| range.contains(&address));
     let looped_back = packet.source == packet.destination;
-    ranges.is_empty()
-        || holds(packet.source)
-        || (looped_back && around.node_address.is_some_and(holds))
+    // What cannot be read was not written to let everybody in.
+    let says_nothing = ranges.is_empty() && texts().all(|text| network(text).is_some());
+    says_nothing || holds(packet.source) || (looped_back && around.node_address.is_some_and(holds))
 }
 
 /// Whether only endpoints of this node will do, and whether the sender is hidden from them.

@@ -2,7 +2,7 @@
 //!
 //! `web 10.9.0.1:80 >10.0.0.1:8080,here!10.0.0.2:8080 np:30080 lb:5.5.5.5 ext:6.6.6.6` is a
 //! service port; further words: `local` (external policy), `inside` (internal policy Local),
-//! `from:NET`, `sticky`. Where it says `here!` the target runs on this node.
+//! `from:NET` (`from:` alone lets nobody in), `made:SECOND`, `sticky`. Where it says `here!` the target runs on this node.
 
 use super::*;
 use crate::surroundings::{DetectLocal, NodePorts};
@@ -26,7 +26,13 @@ fn service_port(text: &str) -> (ServicePortName, ServicePort) {
             ("np", number) => port.node_port = number.parse().ok(),
             ("lb", address) => port.load_balancer_ips.push(address.parse().unwrap()),
             ("ext", address) => port.external_ips.push(address.parse().unwrap()),
-            ("from", range) => port.source_ranges.push(range.parse().unwrap()),
+            ("from", range) => {
+                let ranges = port.source_ranges.get_or_insert_default();
+                if !range.is_empty() {
+                    ranges.push(range.parse().unwrap());
+                }
+            }
+            ("made", second) => port.created = second.parse().unwrap(),
             ("local", _) => port.external_policy = TrafficPolicy::Local,
             ("inside", _) => port.internal_policy = TrafficPolicy::Local,
             ("sticky", _) => port.affinity = Some(Duration::from_secs(60)),
@@ -122,6 +128,11 @@ fn decisions() {
             "fenced 10.9.0.6:80 {both} np:30084 lb:5.5.5.9 from:1.0.0.0/8 from:192.168.0.0/24"
         ),
     );
+    add(
+        &mut table,
+        &format!("both 10.9.0.7:80 {both} lb:5.5.5.10 ext:5.5.5.10 ext:6.6.6.7 from:1.0.0.0/8"),
+    );
+    add(&mut table, &format!("shut 10.9.0.8:80 {both} lb:5.5.5.11 from:"));
     let cases = [
         ("a pod", "10.0.0.9", "10.9.0.1:80", "10.0.0.1 10.0.0.2"),
         ("a local target calls itself", "10.0.0.2", "10.9.0.1:80", "10.0.0.1 10.0.0.2*"),
@@ -142,7 +153,12 @@ fn decisions() {
         ("external address", "1.1.1.1", "6.6.6.6:80", "10.0.0.1* 10.0.0.2*"),
         ("another port of it", "1.1.1.1", "6.6.6.6:81", "pass"),
         ("node port without endpoints", "1.1.1.1", "192.168.0.7:30081", "reject"),
-        ("refused whoever asks", "9.1.1.1", "5.5.5.6:80", "reject"),
+        ("refused if it may ask", "1.1.1.1", "5.5.5.6:80", "reject"),
+        ("not even refused if it may not", "9.1.1.1", "5.5.5.6:80", "drop"),
+        ("external, too, from an allowed sender", "1.1.1.1", "5.5.5.10:80", "10.0.0.1* 10.0.0.2*"),
+        ("external, too, from another", "9.1.1.1", "5.5.5.10:80", "drop"),
+        ("only external", "9.1.1.1", "6.6.6.7:80", "10.0.0.1* 10.0.0.2*"),
+        ("for nobody", "1.1.1.1", "5.5.5.11:80", "drop"),
         ("local policy from outside", "1.1.1.1", "5.5.5.7:80", "10.0.0.2"),
         ("local policy by node port", "1.1.1.1", "192.168.0.7:30082", "10.0.0.2"),
         ("local policy from a pod", "10.0.0.9", "5.5.5.7:80", "10.0.0.1 10.0.0.2"),
@@ -247,4 +263,50 @@ fn a_frontend_belongs_to_the_first_name() {
     assert_eq!(add(&mut table, "b 10.9.0.1:80 >10.0.0.2:80 ext:10.9.0.1"), "b c", "twice");
     assert_eq!(table.frontends_of(&port_name("b")).len(), 1);
     assert_eq!(add(&mut table, "b"), "b c");
+}
+
+/// Whoever comes first, `a` loses to `b`, and has it when `b` is gone.
+#[test]
+fn the_strongest_claim_has_a_frontend() {
+    let cases = [
+        ("ClusterIP, load balancer", "10.9.0.2:80", "lb:10.9.0.2 made:1", "made:2"),
+        ("ClusterIP, external", "10.9.0.2:80", "ext:10.9.0.2 made:1", "made:2"),
+        ("load balancer, external", "5.5.5.5:80", "ext:5.5.5.5 made:1", "lb:5.5.5.5 made:2"),
+        ("the older load balancer", "5.5.5.5:80", "lb:5.5.5.5 made:2", "lb:5.5.5.5 made:1"),
+        ("the older external", "5.5.5.5:80", "ext:5.5.5.5 made:2", "ext:5.5.5.5 made:1"),
+        ("the older node port", "192.168.0.7:30080", "np:30080 made:2", "np:30080 made:1"),
+    ];
+    for (name, destination, loser, winner) in cases {
+        let loser = format!("a 10.9.0.1:80 >10.0.0.1:80 {loser}");
+        let winner = format!("b 10.9.0.2:80 >10.0.0.2:80 {winner}");
+        for order in [[&loser, &winner], [&winner, &loser]] {
+            let mut table = table();
+            order.iter().for_each(|text| drop(add(&mut table, text)));
+            let got = decide(&table, "1.1.1.1", destination);
+            assert_eq!(got, "10.0.0.2*", "{name}");
+            let lost = table.lost_by(&port_name("a"));
+            assert_eq!(lost.len(), 1, "{name}");
+            assert_eq!(lost[0].1, Arc::new(port_name("b")), "{name}");
+            assert!(table.lost_by(&port_name("b")).is_empty(), "{name}");
+            assert!(table.take_disputed().contains(&port_name("a")), "{name}");
+            assert_eq!(add(&mut table, "b"), "a b", "{name}");
+            assert_eq!(decide(&table, "1.1.1.1", destination), "10.0.0.1*", "{name}: afterwards");
+            assert!(table.take_disputed().contains(&port_name("a")), "{name}: afterwards");
+            assert!(table.lost_by(&port_name("a")).is_empty(), "{name}: afterwards");
+        }
+    }
+}
+
+#[test]
+fn nobody_else_opens_a_port_on_a_cluster_ip() {
+    let mut table = table();
+    add(&mut table, "a 10.9.0.1:81 >10.0.0.1:80 ext:10.9.0.2 ext:6.6.6.6");
+    assert_eq!(decide(&table, "10.0.0.9", "10.9.0.2:81"), "10.0.0.1*", "as long as it is nobody's");
+    assert_eq!(add(&mut table, "b 10.9.0.2:80 >10.0.0.2:80"), "a b");
+    assert_eq!(decide(&table, "10.0.0.9", "10.9.0.2:81"), "reject");
+    assert_eq!(decide(&table, "10.0.0.9", "6.6.6.6:81"), "10.0.0.1*", "the rest is its own");
+    assert_eq!(table.lost_by(&port_name("a"))[0].1, Arc::new(port_name("b")));
+    assert_eq!(add(&mut table, "b 10.9.0.2:80 >10.0.0.3:80"), "b", "another endpoint wakes nobody");
+    assert_eq!(add(&mut table, "b"), "a b");
+    assert_eq!(decide(&table, "10.0.0.9", "10.9.0.2:81"), "10.0.0.1*");
 }

@@ -303,7 +303,8 @@ fn external_frontends_and_policies() {
     let (_, port) = tracker.service_ports(&key, IpFamily::V4).remove(0);
     assert_eq!((port.cluster.len(), port.local.len()), (2, 1));
     assert_eq!(port.affinity, Some(Duration::from_secs(10_800)));
-    assert_eq!(port.source_ranges.len(), 2);
+    assert_eq!(port.source_ranges.map(|ranges| ranges.len()), Some(2));
+    assert_eq!(tracker.unread_ranges(&key), ["nonsense"]);
     assert_eq!(tracker.health_check(&key), Some(HealthCheck { port: 32000, local_endpoints: 1 }));
     tracker.take_dirty();
     tracker.observe_node(NodeView { name: "n3".into(), zone: None });
@@ -311,7 +312,7 @@ fn external_frontends_and_policies() {
     assert!(tracker.service_ports(&key, IpFamily::V4)[0].1.local.is_empty(), "another node");
     tell(&mut tracker, "w=10.9.0.1,p/tcp/80,from:1.0.0.0/8,from:0.0.0.0/0,check:32000");
     let ports = tracker.service_ports(&key, IpFamily::V4);
-    assert!(ports[0].1.source_ranges.is_empty(), "everybody is allowed");
+    assert_eq!(ports[0].1.source_ranges, None, "everybody is allowed");
     assert_eq!(tracker.health_check(&key), None, "only under policy Local");
 }
 
@@ -354,4 +355,49 @@ fn names_of_nodes_are_kept_once_and_not_for_ever() {
     }
     assert!(nodes.known.len() < 110, "{} names are kept", nodes.known.len());
     assert!(Arc::ptr_eq(&here, &nodes.shared("here")));
+}
+
+/// As upstream reads them (`ParseIPSloppy`), because clusters have them from times of old.
+#[test]
+fn numbers_with_zeros_before_them() {
+    let mut tracker = Tracker::new(node());
+    tell(
+        &mut tracker,
+        "w=172.30.0.041,p/tcp/80,ext:192.168.099.022,lb:1.2.3.004,from:203.0.113.000/025",
+    );
+    tell(&mut tracker, "w/a=p/tcp/80,10.180.00.001=ready");
+    let want = "w:p/tcp 172.30.0.41:80+1.2.3.4:80+192.168.99.22:80>10.180.0.1:80";
+    assert_eq!(carried(&tracker, IpFamily::V4), want);
+    let ports = tracker.service_ports(&ObjectKey::new("ns", "w"), IpFamily::V4);
+    assert_eq!(ports[0].1.source_ranges, Some(vec!["203.0.113.0/25".parse().unwrap()]));
+}
+
+#[test]
+fn who_may_call_a_load_balancer() {
+    let cases = [
+        ("nothing is said", "", "anybody", "anybody"),
+        ("a network", "from:1.0.0.0/8", "1.0.0.0/8", "anybody"),
+        (
+            "order and repetition stay",
+            "from:2.0.0.0/8,from:1.0.0.0/8,from:_2.0.0.0/8_",
+            "2.0.0.0/8 1.0.0.0/8 2.0.0.0/8",
+            "anybody",
+        ),
+        ("nothing can be read", "from:all", "", ""),
+        ("something can be read", "from:all,from:1.0.0.0/8", "1.0.0.0/8", ""),
+        ("everybody is named", "from:all,from:0.0.0.0/0", "anybody", ""),
+        ("bits beyond the prefix", "from:1.2.3.4/28", "1.2.3.0/28", "anybody"),
+    ];
+    for (name, ranges, v4, v6) in cases {
+        let mut tracker = Tracker::new(node());
+        let text = format!("w=10.9.0.1,fd99::1,p/tcp/80,{ranges}");
+        tell(&mut tracker, text.trim_end_matches(','));
+        for (family, want) in [(IpFamily::V4, v4), (IpFamily::V6, v6)] {
+            let (_, port) = tracker.service_ports(&ObjectKey::new("ns", "w"), family).remove(0);
+            let text = |ranges: Vec<IpNet>| {
+                ranges.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+            };
+            assert_eq!(port.source_ranges.map_or("anybody".into(), text), want, "{name}");
+        }
+    }
 }

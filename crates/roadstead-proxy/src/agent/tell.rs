@@ -20,9 +20,18 @@ impl Agent {
         let behind = self.families.iter().filter(|half| half.is_behind(told));
         let behind: Vec<_> = behind.map(|half| half.table.family()).collect();
         announce(&self.announcements, &self.tracker, told, &behind);
+        self.complain(told);
         self.count(told);
         self.publish();
         self.take_the_place_of_others();
+    }
+
+    /// Says what Services cannot have.
+    fn complain(&mut self, told: &BTreeSet<ObjectKey>) {
+        for half in &mut self.families {
+            self.complaints.note_disputes(&mut half.table);
+        }
+        self.complaints.note_ranges(&self.tracker, told);
     }
 
     /// Brings the figures about the changed Services up to date.

@@ -121,7 +121,7 @@ fn every_kind() -> ForwardingTable {
         node_port: Some(30080),
         health_check_port: Some(31000),
         load_balancer_ips: address("5.5.5.5"),
-        source_ranges: vec!["192.168.0.0/24".parse().unwrap()],
+        source_ranges: Some(vec!["192.168.0.0/24".parse().unwrap()]),
         external_policy: TrafficPolicy::Local,
         ..port("10.96.0.12", 80, two)
     };
@@ -137,6 +137,51 @@ fn every_kind() -> ForwardingTable {
     let empty = ServicePort { node_port: Some(30082), ..port("10.96.0.14", 80, "") };
     add(&mut table, "default/empty", tcp, empty);
     table
+}
+
+/// Upstream's rules in upstream's order, but for where the first one leads.
+#[test]
+fn an_external_address_that_is_a_load_balancers_too() {
+    let mut table = ForwardingTable::new(IpFamily::V4, &surroundings(&[]));
+    let ranges = ["203.0.113.0/25", "1.2.3.0/28", "203.0.113.0/25"];
+    let both = |targets: &str| ServicePort {
+        external_ips: vec![[1, 2, 3, 4].into()],
+        load_balancer_ips: vec![[1, 2, 3, 4].into()],
+        source_ranges: Some(ranges.map(|text| text.parse().unwrap()).into()),
+        ..port("172.30.0.41", 80, targets)
+    };
+    add(&mut table, "namespace/svc0:8080", Protocol::Tcp, both("10.180.0.1:80"));
+    let program = compile(&table);
+    let rule = |chain: &str, from: &str, what: &str, to: &str| {
+        format!(
+            "-A {chain} {from}-d 1.2.3.4/32 -p tcp -m comment --comment \
+             \"namespace/svc0:8080 {what}\" -m tcp --dport 80 -j {to}"
+        )
+    };
+    let fence = "KUBE-FW-7S3BOWXDKQS3LONZ";
+    let kept_out = format!("traffic not accepted by {fence}");
+    let want = [
+        rule("KUBE-SERVICES", "", "external IP", fence),
+        rule("KUBE-SERVICES", "", "loadbalancer IP", fence),
+        rule("KUBE-PROXY-FIREWALL", "", &kept_out, "DROP"),
+    ];
+    assert_eq!(grep(&program, "1.2.3.4/32"), want);
+    let admitted: Vec<_> = grep(&program, &format!("-A {fence} -s"));
+    let sources = admitted.iter().map(|rule| rule.split(' ').nth(3).unwrap());
+    assert_eq!(sources.collect::<Vec<_>>(), ranges, "in the order given, and as often");
+    // Without endpoints, those who may call are refused, and others are not.
+    add(&mut table, "namespace/svc0:8080", Protocol::Tcp, both(""));
+    let refused = format!(
+        "{} --reject-with icmp-port-unreachable",
+        rule("KUBE-EXTERNAL-SERVICES", "", "has no endpoints", "REJECT")
+    );
+    let mut want = vec![refused.clone(), refused];
+    want.extend(
+        ranges
+            .map(|range| rule("KUBE-PROXY-FIREWALL", &format!("-s {range} "), &kept_out, "RETURN")),
+    );
+    want.push(rule("KUBE-PROXY-FIREWALL", "", &kept_out, "DROP"));
+    assert_eq!(grep(&compile(&table), "1.2.3.4/32"), want);
 }
 
 #[test]

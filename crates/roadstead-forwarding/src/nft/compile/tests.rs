@@ -23,7 +23,9 @@ fn add(table: &mut ForwardingTable, name: &str, text: &str) {
         match word.split_once(':').unwrap_or((word, "")) {
             ("np", number) => port.node_port = number.parse().ok(),
             ("lb", address) => port.load_balancer_ips.push(address.parse().unwrap()),
-            ("from", range) => port.source_ranges.push(range.parse().unwrap()),
+            ("from", range) => {
+                port.source_ranges.get_or_insert_default().push(range.parse().unwrap());
+            }
             ("local", _) => port.external_policy = TrafficPolicy::Local,
             ("inside", _) => port.internal_policy = TrafficPolicy::Local,
             ("sticky", _) => port.affinity = Some(Duration::from_secs(10_800)),

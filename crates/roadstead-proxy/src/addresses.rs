@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::net::{IpAddr, Ipv6Addr};
 
-use ipnet::IpNet;
+use roadstead_api::ip;
 use roadstead_forwarding::service::IpFamily;
 use roadstead_forwarding::surroundings::NodePorts;
 
@@ -61,15 +61,15 @@ impl Choice<'_> {
         let every = NodePorts::Every { loopback: self.localhost };
         let (mut chosen, mut notes, mut spoken) = (BTreeSet::new(), Vec::new(), false);
         for entry in self.entries {
-            let network = entry.parse::<IpNet>();
+            let network = ip::parse_network(entry);
             match (entry.as_str(), &network) {
                 ("primary", _) => chosen.extend(self.primary),
                 ("localhost", _) => chosen.extend(self.own.iter().filter(|a| a.is_loopback())),
                 ("all", _) => return (every, notes),
-                (_, Ok(net)) if IpFamily::of(net.network()) != family => continue,
-                (_, Ok(net)) if net.prefix_len() == 0 => return (every, notes),
-                (_, Ok(net)) => chosen.extend(self.own.iter().filter(|a| net.contains(*a))),
-                (_, Err(_)) => notes.push(format!("{entry} is neither a network nor a keyword")),
+                (_, Some(net)) if IpFamily::of(net.network()) != family => continue,
+                (_, Some(net)) if net.prefix_len() == 0 => return (every, notes),
+                (_, Some(net)) => chosen.extend(self.own.iter().filter(|a| net.contains(*a))),
+                (_, None) => notes.push(format!("{entry} is neither a network nor a keyword")),
             }
             spoken = true;
         }

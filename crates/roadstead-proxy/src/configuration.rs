@@ -2,11 +2,12 @@
 //!
 //! What we do not know is tolerated and named, never an error: people bring their own files.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use ipnet::IpNet;
+use roadstead_api::ip;
 use roadstead_forwarding::ipvs::model::{Scheduler, Timeouts};
 use serde_json::Value;
 
@@ -223,9 +224,9 @@ impl Configuration {
             }
         }
         for word in text(&value["clusterCIDR"]).iter().flat_map(|list| list.split(',')) {
-            match word.trim().parse() {
-                Ok(network) => config.cluster_networks.push(network),
-                Err(_) => notes.push(format!("clusterCIDR {word} is not a network")),
+            match ip::parse_network(word.trim()) {
+                Some(network) => config.cluster_networks.push(network),
+                None => notes.push(format!("clusterCIDR {word} is not a network")),
             }
         }
         config.detect_local = detect_local(value, &mut notes);
@@ -309,7 +310,7 @@ fn bind(value: &Value, usual: Option<SocketAddr>, notes: &mut Vec<String>) -> Op
     let Some(text) = text else { return usual };
     let port = usual.map_or(0, |usual| usual.port());
     let address = text.parse().ok();
-    let address = address.or_else(|| Some(SocketAddr::new(text.parse::<IpAddr>().ok()?, port)));
+    let address = address.or_else(|| Some(SocketAddr::new(ip::parse(text)?, port)));
     if address.is_none() {
         notes.push(format!("{text} is not an address to listen on"));
     }
@@ -368,9 +369,9 @@ fn ipvs(block: &Value, notes: &mut Vec<String>) -> IpvsOptions {
     }
     let mut excluded = Vec::new();
     for entry in block["excludeCIDRs"].as_array().into_iter().flatten().filter_map(Value::as_str) {
-        match entry.parse() {
-            Ok(network) => excluded.push(network),
-            Err(_) => notes.push(format!("ipvs.excludeCIDRs: {entry} is not a network")),
+        match ip::parse_network(entry) {
+            Some(network) => excluded.push(network),
+            None => notes.push(format!("ipvs.excludeCIDRs: {entry} is not a network")),
         }
     }
     IpvsOptions {

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{Node, NodeAddress};
 use kube::ResourceExt;
+use roadstead_api::ip;
 use roadstead_forwarding::service::IpFamily;
 use roadstead_watch::informer::Change;
 
@@ -21,7 +22,7 @@ impl NodeAddresses {
         match change {
             Change::Set(node) => {
                 let addresses: BTreeSet<_> =
-                    listed(node).filter_map(|listed| listed.address.parse().ok()).collect();
+                    listed(node).filter_map(|listed| ip::parse(&listed.address)).collect();
                 let before = self.by_node.insert(node.name_any(), addresses.clone());
                 before.unwrap_or_default() != addresses
             }
@@ -57,7 +58,7 @@ impl NodeAddresses {
 pub(crate) fn primary_addresses(node: &Node) -> Vec<IpAddr> {
     let of = |kind: &str, family: IpFamily| {
         let kind = listed(node).filter(|listed| listed.type_ == kind);
-        let mut addresses = kind.filter_map(|listed| listed.address.parse::<IpAddr>().ok());
+        let mut addresses = kind.filter_map(|listed| ip::parse(&listed.address));
         addresses.find(|address| IpFamily::of(*address) == family)
     };
     let of = |family| of("InternalIP", family).or_else(|| of("ExternalIP", family));

@@ -25,7 +25,8 @@ const FORWARD: &str = "KUBE-FORWARD";
 pub(crate) const EGRESS: &str = "KUBE-EGRESS";
 /// Empty, and gone when somebody has flushed the tables.
 pub const CANARY: &str = "KUBE-PROXY-CANARY";
-/// Keeps strangers from calling 127.0.0.1 where the kernel would let them. The kubelet has the same.
+/// Keeps strangers from calling 127.0.0.1 where the kernel would let them, and is empty elsewhere.
+/// The kubelet has the same.
 pub const GUARD: &str = "KUBE-FIREWALL";
 /// Counts node ports called by a loopback address.
 pub const LOCALHOST_ACCEPTED: &str = "localhost_nps_accepted_pkts";
@@ -118,8 +119,7 @@ pub fn compile(table: &ForwardingTable) -> Program {
         rules.extend(last_rules(chain, table.family(), &context));
         chains.insert((table_name, name.into()), rules);
     }
-    let hooks = hooks(table.surroundings().serves_loopback());
-    Program { family: table.family(), chains, hooks }
+    Program { family: table.family(), chains, hooks: hooks() }
 }
 
 impl Shared {
@@ -189,9 +189,8 @@ pub(super) fn fixed_chains(context: &Context<'_>) -> Chains {
         forward[0].matches.push(Match::Count(INVALID_DROPPED));
     }
     chains.insert((TableName::Filter, FORWARD.into()), forward);
-    if context.surroundings.serves_loopback() {
-        chains.insert((TableName::Filter, GUARD.into()), vec![guard()]);
-    }
+    let guard = context.surroundings.serves_loopback().then(guard);
+    chains.insert((TableName::Filter, GUARD.into()), guard.into_iter().collect());
     chains
 }
 
@@ -276,14 +275,12 @@ pub fn shared_chains() -> impl Iterator<Item = (TableName, &'static str)> {
     shared.into_iter().chain(nat).chain(canaries).chain([(TableName::Filter, FORWARD)])
 }
 
-/// The jumps into our chains, in the order in which kube-proxy makes them; with those to the guard
-/// if it is needed.
-pub(super) fn hooks(guarded: bool) -> Vec<Hook> {
+/// The jumps into our chains, in the order in which kube-proxy makes them.
+pub(super) fn hooks() -> Vec<Hook> {
     const VISIBLE: &str = "kubernetes externally-visible service portals";
     const PORTALS: &str = "kubernetes service portals";
     const BALANCER: &str = "kubernetes load balancer firewall";
     let (nat, filter) = (TableName::Nat, TableName::Filter);
-    let guards = ["INPUT", "OUTPUT"].map(|from| hook(filter, from, GUARD, "", false));
     [
         (filter, "INPUT", EXTERNAL_SERVICES, VISIBLE, true),
         (filter, "FORWARD", EXTERNAL_SERVICES, VISIBLE, true),
@@ -294,13 +291,14 @@ pub(super) fn hooks(guarded: bool) -> Vec<Hook> {
         (filter, "INPUT", FIREWALL, BALANCER, true),
         (filter, "OUTPUT", FIREWALL, BALANCER, true),
         (filter, "FORWARD", FIREWALL, BALANCER, true),
+        (filter, "INPUT", GUARD, "", false),
+        (filter, "OUTPUT", GUARD, "", false),
         (nat, "OUTPUT", SERVICES, PORTALS, false),
         (nat, "PREROUTING", SERVICES, PORTALS, false),
         (nat, "POSTROUTING", POSTROUTING, "kubernetes postrouting rules", false),
     ]
     .into_iter()
     .map(|(table, from, to, comment, only_new)| hook(table, from, to, comment, only_new))
-    .chain(guards.into_iter().filter(|_| guarded))
     .collect()
 }
 

@@ -122,8 +122,7 @@ impl Layout {
     /// Takes over what a predecessor left; returns what is still to be done.
     pub fn adopt(table: &ForwardingTable, listing: &Listing) -> (Self, Restore) {
         let mut restore = Restore::default();
-        let guarded = table.surroundings().serves_loopback();
-        write_hooks(table.family(), &hooks(guarded), listing, &mut restore);
+        write_hooks(table.family(), &hooks(), listing, &mut restore);
         let ours = |table, chain: &str| is_ours(table, chain) || is_guard(table, chain);
         let chains = listing.chains.iter().filter(|((table, chain), _)| ours(*table, chain));
         let mut layout = Self {
@@ -178,8 +177,7 @@ impl Layout {
     /// Whether the kernel still has all that it should have of ours.
     pub fn is_intact(&self, listing: &Listing) -> bool {
         let mut missing = Restore::default();
-        let hooks = hooks(self.surroundings.serves_loopback());
-        write_hooks(self.family, &hooks, listing, &mut missing);
+        write_hooks(self.family, &hooks(), listing, &mut missing);
         missing.is_empty()
             && self
                 .chains
@@ -326,7 +324,7 @@ impl Kept {
     pub fn ours() -> Self {
         Self {
             is_kept: |table, chain| is_ours(table, chain) || is_guard(table, chain),
-            hooks: hooks(true),
+            hooks: hooks(),
         }
     }
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::ResourceExt;
+use roadstead_api::ip;
 use roadstead_forwarding::select::NodeView;
 use roadstead_forwarding::service::IpFamily;
 use roadstead_forwarding::surroundings::{DetectLocal, NodePorts, Surroundings};
@@ -41,7 +42,7 @@ impl Agent {
         self.health.note_node(leaves);
         if self.node_networks {
             let cidrs = spec.and_then(|spec| spec.pod_cidrs.as_ref()).into_iter().flatten();
-            let networks = cidrs.filter_map(|text| text.parse().ok()).collect();
+            let networks = cidrs.filter_map(|text| ip::parse_network(text)).collect();
             self.surroundings.detect_local = DetectLocal::Networks(networks);
         }
         self.primary = primary_addresses(node);
@@ -141,7 +142,7 @@ impl Agent {
         match change {
             Change::Set(network) => {
                 let cidrs = network.spec.iter().flat_map(|spec| spec.cidrs.iter().flatten());
-                let networks = cidrs.filter_map(|text| text.parse().ok()).collect();
+                let networks = cidrs.filter_map(|text| ip::parse_network(text)).collect();
                 self.service_networks.insert(network.name_any(), networks);
             }
             Change::Gone(network) => drop(self.service_networks.remove(&network.name_any())),

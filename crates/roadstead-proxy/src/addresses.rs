@@ -50,12 +50,25 @@ pub struct Choice<'a> {
     pub own: &'a BTreeSet<IpAddr>,
     /// The addresses that the cluster knows it by.
     pub primary: &'a [IpAddr],
-    /// Whether 127.0.0.1 can serve node ports; ::1 never can.
+    /// Whether rules can serve node ports on 127.0.0.1; on ::1 they never can.
     pub localhost: bool,
+    /// Whether we listen ourselves where rules cannot serve.
+    pub relays: bool,
 }
 
 impl Choice<'_> {
-    /// Where node ports of a family are served. A family that no entry speaks of serves them
+    /// The loopback addresses that entries speak of, and rules do not serve.
+    pub fn relayed(&self) -> BTreeSet<IpAddr> {
+        let means = |entry: &String, address: IpAddr| match ip::parse_network(entry) {
+            Some(network) => network.prefix_len() > 0 && network.contains(&address),
+            None => entry == "localhost",
+        };
+        let asked = |address: &&IpAddr| self.entries.iter().any(|entry| means(entry, **address));
+        let loopback = self.own.iter().filter(|address| self.relays && address.is_loopback());
+        loopback.filter(asked).copied().collect()
+    }
+
+    /// Where rules serve node ports of a family. A family that no entry speaks of serves them
     /// everywhere, as upstream's. Returns with it what is odd about the entries.
     pub fn of(&self, family: IpFamily) -> (NodePorts, Vec<String>) {
         let every = NodePorts::Every { loopback: self.localhost };
@@ -79,7 +92,9 @@ impl Choice<'_> {
         chosen.retain(|address| IpFamily::of(*address) == family);
         let is_usable = |a: &IpAddr| !a.is_loopback() || (a.is_ipv4() && self.localhost);
         for address in chosen.extract_if(.., |address| !is_usable(address)) {
-            notes.push(format!("node ports cannot be served on {address}"));
+            if !self.relays {
+                notes.push(format!("node ports cannot be served on {address}"));
+            }
         }
         (NodePorts::On(chosen), notes)
     }
@@ -119,8 +134,13 @@ mod tests {
         ];
         for (text, v4, v6, count) in cases {
             let entries: Vec<_> = text.split_whitespace().map(str::to_owned).collect();
-            let choice =
-                Choice { entries: &entries, own: &own, primary: &primary, localhost: true };
+            let choice = Choice {
+                entries: &entries,
+                own: &own,
+                primary: &primary,
+                localhost: true,
+                relays: false,
+            };
             let (mut got, mut notes) = (Vec::new(), Vec::new());
             for family in [IpFamily::V4, IpFamily::V6] {
                 let (node_ports, mut odd) = choice.of(family);
@@ -138,6 +158,13 @@ mod tests {
                 assert_eq!(node_ports, NodePorts::On(BTreeSet::new()));
                 assert_eq!(notes, ["node ports cannot be served on 127.0.0.1"]);
             }
+            let relaying = Choice { localhost: false, relays: true, ..choice };
+            let relayed: Vec<_> = relaying.relayed().iter().map(ToString::to_string).collect();
+            let asked = if text == "localhost" { "127.0.0.1 ::1" } else { "" };
+            assert_eq!(relayed.join(" "), asked, "{text}");
+            let odd = if text.contains("nonsense") { 2 } else { 0 };
+            let notes = [IpFamily::V4, IpFamily::V6].map(|family| relaying.of(family).1.len());
+            assert_eq!(notes.iter().sum::<usize>(), odd, "{text}");
         }
     }
 }

@@ -43,6 +43,7 @@ use crate::family::{FamilyPlane, seconds_now};
 use crate::forward;
 use crate::health::{Health, HealthChecks};
 use crate::ipvs::{IpvsOptions, IpvsPlane};
+use crate::localhost::Relays;
 use crate::metrics::Metrics;
 use crate::news::{Triggers, Unserved};
 use crate::nodes::NodeAddresses;
@@ -95,6 +96,8 @@ pub struct Config {
     pub health_checks: watch::Sender<HealthChecks>,
     /// The load balancer addresses that somebody must answer for.
     pub announcements: watch::Sender<Arc<Announcements>>,
+    /// The node ports that others than rules serve on loopback addresses.
+    pub relays: watch::Sender<Arc<Relays>>,
     /// Takes what the owners of Services should know.
     pub notes: Option<tokio::sync::mpsc::Sender<Note>>,
 }
@@ -120,6 +123,7 @@ impl Default for Config {
             health: Arc::default(),
             health_checks: watch::Sender::default(),
             announcements: watch::Sender::default(),
+            relays: watch::Sender::default(),
             notes: None,
         }
     }
@@ -262,6 +266,7 @@ pub struct Agent {
     unserved: Unserved,
     announcements: watch::Sender<Arc<Announcements>>,
     complaints: Complaints,
+    relays: watch::Sender<Arc<Relays>>,
     surroundings: Surroundings,
     /// The addresses that the cluster knows us by.
     primary: Vec<IpAddr>,
@@ -321,6 +326,7 @@ impl Agent {
             unserved: Unserved::default(),
             announcements: config.announcements,
             complaints: Complaints::to(config.notes),
+            relays: config.relays,
             surroundings,
             primary: Vec::new(),
             nodes: NodeAddresses::default(),

@@ -27,7 +27,7 @@ use crate::health::{Complaint, Health, serve_checks};
 use crate::lease::Publisher;
 use crate::metrics::{Metrics, OfCode};
 use crate::plane::Mode;
-use crate::{announce, forward, patience, sysctl};
+use crate::{announce, forward, localhost, patience, sysctl};
 
 /// What the agent needs, as a configuration says it.
 pub fn agent_config(configuration: &Configuration, node_name: &str) -> Config {
@@ -125,6 +125,7 @@ pub async fn run(
     let (note, notes) = mpsc::channel(64);
     config.notes = Some(note);
     let notes = tell_owners(&client, notes);
+    let relays = localhost::serve(config.relays.subscribe());
     let programmed = config.programmed.subscribe();
     let publisher = around.publish.map(|pause| Publisher {
         node: config.node_name.clone(),
@@ -158,7 +159,7 @@ pub async fn run(
     let agent = agent::run(client.clone(), config.clone(), stop);
     let outcome = tokio::select! {
         outcome = agent => outcome,
-        () = async { tokio::join!(checks, complaints, notes, lease, forwarding, health_pages, metrics_pages); } => Ok(()),
+        () = async { tokio::join!(checks, complaints, notes, relays, lease, forwarding, health_pages, metrics_pages); } => Ok(()),
     };
     if let Some(publisher) = publisher {
         let programmed = *programmed.borrow();

@@ -225,7 +225,7 @@ pub async fn serve_checks(
 }
 
 /// Listens on an address of one family; `None` where the machine does not have that family.
-fn listen_on(place: SocketAddr) -> io::Result<Option<TcpListener>> {
+pub(crate) fn listen_on(place: SocketAddr) -> io::Result<Option<TcpListener>> {
     let socket = match Socket::new(Domain::for_address(place), Type::STREAM, None) {
         Err(error) if error.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error()) => {
             return Ok(None);
@@ -243,7 +243,7 @@ fn listen_on(place: SocketAddr) -> io::Result<Option<TcpListener>> {
     TcpListener::from_std(socket.into()).map(Some)
 }
 
-struct AbortOnDrop(AbortHandle);
+pub(crate) struct AbortOnDrop(pub(crate) AbortHandle);
 
 impl Drop for AbortOnDrop {
     fn drop(&mut self) {

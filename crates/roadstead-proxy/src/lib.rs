@@ -19,6 +19,7 @@ pub mod health;
 pub mod iptables;
 pub mod ipvs;
 pub mod lease;
+pub mod localhost;
 pub mod metrics;
 pub mod netlink;
 mod news;

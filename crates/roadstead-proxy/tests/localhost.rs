@@ -1,5 +1,5 @@
-//! Node ports called by 127.0.0.1 in mode iptables, who may not call that address, and what is
-//! counted.
+//! Node ports called by 127.0.0.1: in mode iptables, who may not call that address, and what is
+//! counted; in the others, who listens there.
 
 mod lab;
 
@@ -10,11 +10,13 @@ use std::time::{Duration, Instant};
 
 use roadstead_forwarding::service::IpFamily;
 use roadstead_proxy::agent::{Agent, Config, cleanup};
+use roadstead_proxy::localhost::{self, Relays};
 use roadstead_proxy::metrics::Metrics;
 use roadstead_proxy::plane::Mode;
 use roadstead_testkit::netns::{inside, laboratory, make_node, run};
 use roadstead_watch::informer::Change;
 use serde_json::json;
+use tokio::sync::watch;
 
 use self::lab::{NODE, PORT, call, start_pod};
 
@@ -28,6 +30,12 @@ fn agent(localhost_node_ports: bool, pod: &str, metrics: &Arc<Metrics>) -> Agent
         ..Config::default()
     };
     let mut agent = Agent::new(config).unwrap();
+    fill(&mut agent, pod);
+    agent
+}
+
+/// A Service with a node port and one endpoint.
+fn fill(agent: &mut Agent, pod: &str) {
     let port = |name: &str, number: u16| json!({"name": name, "port": number, "protocol": name});
     let node_port = |name: &str| {
         let mut port = port(name, 80);
@@ -49,7 +57,6 @@ fn agent(localhost_node_ports: bool, pod: &str, metrics: &Arc<Metrics>) -> Agent
     });
     agent.observe_slice(&Change::Set(Arc::new(serde_json::from_value(slice).unwrap())));
     agent.commit().unwrap();
-    agent
 }
 
 fn route_localnet() -> String {
@@ -132,5 +139,55 @@ fn packets_that_fit_no_connection() {
         run("echo 1 > /proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal");
         let _successor = agent(true, &pod, &metrics);
         assert!(!run("iptables-save -t filter").contains("INVALID"));
+    });
+}
+
+/// In the other modes we listen ourselves, if the operator asks for it.
+#[test]
+fn node_ports_on_localhost_without_rules() {
+    laboratory(|| {
+        make_node();
+        let pod = start_pod(2);
+        let relays = watch::Sender::<Arc<Relays>>::default();
+        let config = |addresses: &str| Config {
+            node_name: NODE.into(),
+            mode: Mode::Nftables,
+            families: vec![IpFamily::V4],
+            node_port_addresses: addresses.split(' ').map(str::to_owned).collect(),
+            relays: relays.clone(),
+            ..Config::default()
+        };
+        let node = json!({"metadata": {"name": NODE}, "status": {"addresses": [
+            {"type": "InternalIP", "address": "192.168.7.1"},
+        ]}});
+        let node = Change::Set(Arc::new(serde_json::from_value(node).unwrap()));
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.spawn(localhost::serve(relays.subscribe()));
+        let to: SocketAddr = "127.0.0.1:30080".parse().unwrap();
+        let waited = |answers: bool| {
+            let deadline = Instant::now() + Duration::from_secs(5);
+            while call("TCP", to).is_ok() != answers {
+                assert!(Instant::now() < deadline, "{to} answers: {}", !answers);
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        };
+
+        let mut agent = Agent::new(config("primary")).unwrap();
+        agent.observe_node(&node);
+        fill(&mut agent, &pod.address.to_string());
+        assert!(call("TCP", to).is_err(), "only on the primary address");
+        let mut agent = Agent::new(config("primary localhost")).unwrap();
+        fill(&mut agent, &pod.address.to_string());
+        agent.observe_node(&node);
+        waited(true);
+        assert_eq!(call("TCP", to).unwrap().0, pod.name);
+        assert_eq!(call("TCP", "192.168.7.1:30080".parse().unwrap()).unwrap().0, pod.name);
+        assert_eq!(route_localnet(), "0", "and nobody else's packets are believed");
+        let service = json!({"metadata": {"namespace": "default", "name": "web"}});
+        let service = Arc::new(serde_json::from_value(service).unwrap());
+        agent.observe_service(&Change::Gone(service));
+        agent.commit().unwrap();
+        waited(false);
+        cleanup().unwrap();
     });
 }

@@ -183,6 +183,8 @@ impl Plan {
                 ..Surroundings::default()
             },
             follow_node: true,
+            // Who has this machine may try a node port the short way.
+            node_port_addresses: vec!["all".into(), "localhost".into()],
             ..Default::default()
         }
     }
@@ -262,7 +264,8 @@ async fn serve(plan: &Plan, privileged: bool, begin: Instant) -> anyhow::Result<
     server.write_kubeconfig(&authority, &plan.kubeconfig)?;
     tasks.spawn("API server", async move { Ok(server.task.await??) });
     let root_ca = Some(authority.certificate().to_owned());
-    let settings = roadstead_controllers::Settings { root_ca, ..plan.args.controllers.settings() };
+    let settings =
+        roadstead_controllers::Settings { root_ca, ..plan.args.controllers.settings() };
     for (name, names) in roadstead_controllers::tasks(&roadstead_controllers::ALL) {
         let settings = settings.clone();
         let work = roadstead_controllers::run(names, client.clone(), settings, stop.clone());

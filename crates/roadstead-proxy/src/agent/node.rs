@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::ResourceExt;
 use roadstead_api::ip;
+use roadstead_api::key::ObjectKey;
 use roadstead_forwarding::select::NodeView;
 use roadstead_forwarding::service::IpFamily;
 use roadstead_forwarding::surroundings::{DetectLocal, NodePorts, Surroundings};
@@ -18,8 +19,9 @@ use tracing::warn;
 use super::Agent;
 use crate::accounting;
 use crate::addresses::{Choice, own_addresses};
+use crate::localhost::Relays;
 use crate::nodes::primary_addresses;
-use crate::plane::Plane;
+use crate::plane::{Mode, Plane};
 
 /// Whoever shuts machines down puts this taint on their Nodes first.
 const LEAVING_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
@@ -86,7 +88,9 @@ impl Agent {
             own: &self.surroundings.node_addresses,
             primary: &self.primary,
             localhost: self.localhost,
+            relays: self.mode != Mode::Iptables,
         };
+        let relayed = choice.relayed();
         let mut odd = BTreeSet::new();
         for family in [IpFamily::V4, IpFamily::V6] {
             let (node_ports, notes) = choice.of(family);
@@ -94,13 +98,45 @@ impl Agent {
             self.node_ports.insert(family, node_ports);
         }
         let nowhere = |place: &NodePorts| *place == NodePorts::On(BTreeSet::new());
-        if self.node_ports.values().all(nowhere) {
+        if relayed.is_empty() && self.node_ports.values().all(nowhere) {
             odd.insert("no address of this machine is meant: node ports are not served".into());
         }
         if odd != self.odd_addresses {
             odd.iter().for_each(|note| warn!(note, "nodePortAddresses"));
             self.odd_addresses = odd;
         }
+        self.place_relays(relayed);
+    }
+
+    /// Takes in the loopback addresses that are not for rules to serve.
+    fn place_relays(&self, places: BTreeSet<IpAddr>) {
+        let tables: Vec<_> = self.families.iter().map(|half| &half.table).collect();
+        self.relays.send_if_modified(|relays| {
+            if relays.places == places {
+                return false;
+            }
+            let names = tables.iter().flat_map(|table| table.iter().map(|(name, _)| name));
+            let all = names.map(|name| ObjectKey::new(&*name.namespace, &*name.name)).collect();
+            let mut now = Relays { places, ..Relays::default() };
+            if !now.places.is_empty() {
+                now.observe(&tables, &all);
+            }
+            *relays = Arc::new(now);
+            true
+        });
+    }
+
+    /// Brings the node ports of the changed Services up to date, where somebody listens for them.
+    pub(super) fn relay(&self, changed: &BTreeSet<ObjectKey>) {
+        if self.relays.borrow().places.is_empty() {
+            return;
+        }
+        let tables: Vec<_> = self.families.iter().map(|half| &half.table).collect();
+        self.relays.send_if_modified(|relays| {
+            let before = relays.clone();
+            Arc::make_mut(relays).observe(&tables, changed);
+            *relays != before
+        });
     }
 
     /// The surroundings as one family sees them.

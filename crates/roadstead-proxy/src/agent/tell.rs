@@ -20,6 +20,7 @@ impl Agent {
         let behind = self.families.iter().filter(|half| half.is_behind(told));
         let behind: Vec<_> = behind.map(|half| half.table.family()).collect();
         announce(&self.announcements, &self.tracker, told, &behind);
+        self.relay(told);
         self.complain(told);
         self.count(told);
         self.publish();

@@ -28,6 +28,7 @@ mod nodes;
 mod pace;
 pub mod patience;
 pub mod plane;
+pub mod presumed;
 mod retry;
 pub mod sysctl;
 mod watched;

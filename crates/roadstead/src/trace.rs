@@ -1,5 +1,6 @@
 //! `roadstead trace`: what becomes of a packet, and which object decided it.
 
+use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
@@ -7,11 +8,15 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use clap::Parser;
+use roadstead_forwarding::iptables::model::Field;
+use roadstead_forwarding::ipvs::model::Scheduler;
 use roadstead_forwarding::packet::{Decision, Origin, Outcome, Packet};
 use roadstead_forwarding::service::{Frontend, Host, IpFamily, Protocol, ServicePortName};
 use roadstead_forwarding::table::ForwardingTable;
+use roadstead_forwarding::{iptables, ipvs};
+use roadstead_proxy::plane::Mode;
 
-use crate::world::Source;
+use crate::world::{Source, World};
 
 /// Say what happens to a packet, and which Service decided it.
 #[derive(Debug, Parser)]
@@ -51,14 +56,16 @@ impl FromStr for Destination {
 }
 
 /// Carries out `roadstead trace`.
-pub async fn run(mut args: Args) -> anyhow::Result<()> {
+pub async fn run(args: Args) -> anyhow::Result<()> {
     let destination = args.to.socket.ip();
     if args.from.is_ipv4() != destination.is_ipv4() {
         bail!("the two addresses are of different families");
     }
-    let [v4, v6] = args.source.tables().await?;
+    let world = args.source.world().await?;
+    world.say_assumed();
+    let World { tables: [v4, v6], node_addresses, config, .. } = world;
     let table = if IpFamily::of(destination) == IpFamily::V4 { v4 } else { v6 };
-    let own = args.source.node_address.contains(&args.from);
+    let own = node_addresses.contains(&args.from) || args.from.is_loopback();
     let packet = Packet {
         source: args.from,
         destination,
@@ -69,17 +76,49 @@ pub async fn run(mut args: Args) -> anyhow::Result<()> {
             (name, _) => Origin::Network(name.unwrap_or_else(|| "eth0".into()).into()),
         },
     };
-    let decision = table.explain(&packet, None);
+    let mut decision = table.explain(&packet, None);
+    let outcomes = outcomes(config.mode, &table, &packet, &decision);
+    let differs = outcomes != decision.outcomes;
+    decision.outcomes = outcomes;
     io::stdout().write_all(report(&decision).as_bytes())?;
     if let Some(note) = unknown_node(&table, &packet, &decision) {
         writeln!(io::stdout(), "{note}")?;
     }
+    if differs {
+        writeln!(io::stdout(), "note     mode {} treats it like this, others do not", config.mode)?;
+    }
     Ok(())
+}
+
+/// What becomes of a packet in a mode: the rules of kube-proxy's older modes do not do everything
+/// that they should.
+fn outcomes(
+    mode: Mode,
+    table: &ForwardingTable,
+    packet: &Packet,
+    decision: &Decision,
+) -> BTreeSet<Outcome> {
+    let node_addresses = &table.surroundings().node_addresses;
+    match mode {
+        Mode::Nftables => decision.outcomes.clone(),
+        Mode::Iptables => {
+            let program = iptables::compile::compile(table);
+            let lists = BTreeSet::new();
+            let in_set = &|_: &str, _: &[Field], _: &Packet| false;
+            let world = iptables::trace::World { node_addresses, lists: &lists, in_set };
+            iptables::trace::trace(&program, &world, packet).into_keys().collect()
+        }
+        Mode::Ipvs => {
+            let program = ipvs::compile::compile(table, Scheduler::default());
+            ipvs::trace::trace(&program, node_addresses, packet)
+        }
+    }
 }
 
 /// A packet for a node port passes if nobody knows which addresses the node has.
 fn unknown_node(table: &ForwardingTable, packet: &Packet, decision: &Decision) -> Option<String> {
-    let unowned = decision.owner.is_none() && table.surroundings().node_addresses.is_empty();
+    let mut own = table.surroundings().node_addresses.iter();
+    let unowned = decision.owner.is_none() && own.all(IpAddr::is_loopback);
     let node_port = Frontend { host: Host::Node, protocol: packet.protocol, port: packet.port };
     let of = |name: &Arc<ServicePortName>| {
         table.frontends_of(name).iter().any(|(frontend, _)| *frontend == node_port)

@@ -182,6 +182,11 @@ fn held_ports(service: &Value) -> BTreeSet<u16> {
     ports.chain(check).filter_map(|port| u16::try_from(port).ok()).filter(|&p| p != 0).collect()
 }
 
+/// Whether some Service has an address as its ClusterIP.
+pub(crate) fn is_taken(api: &Api, address: IpAddr) -> bool {
+    api.store.get(&address_key(address)).is_some()
+}
+
 fn address_key(address: IpAddr) -> Key {
     Key::new(ADDRESSES, format!("/{address}"))
 }

@@ -42,11 +42,21 @@ pub struct Services {
     pub node_ports: RangeInclusive<u16>,
     /// Whether everybody who uses Endpoints hears that EndpointSlices have replaced them.
     pub warn_about_endpoints: bool,
+    /// Whether new external addresses are refused, whatever they are.
+    pub deny_external_ips: bool,
+    /// Where the addresses of pods come from, besides what Nodes say.
+    pub pod_ranges: Vec<IpNet>,
 }
 
 impl Default for Services {
     fn default() -> Self {
-        Self { second_range: None, node_ports: alloc::NODE_PORTS, warn_about_endpoints: true }
+        Self {
+            second_range: None,
+            node_ports: alloc::NODE_PORTS,
+            warn_about_endpoints: true,
+            deny_external_ips: false,
+            pod_ranges: Vec::new(),
+        }
     }
 }
 

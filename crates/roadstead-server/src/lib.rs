@@ -24,6 +24,7 @@ mod delete;
 mod discovery;
 pub mod error;
 mod evict;
+mod external_addresses;
 mod filter;
 mod health;
 pub mod http;

@@ -23,6 +23,7 @@ use crate::allocate::{Allocation, ranges};
 use crate::api::Api;
 use crate::body::LIMIT;
 use crate::error::ApiError;
+use crate::external_addresses;
 use crate::object;
 use crate::registry::{KindRef, Resource};
 
@@ -176,6 +177,7 @@ async fn insert(
         if let Some(Home { key, revision }) = &home {
             transaction = transaction.expect(key.clone(), Some(*revision));
         }
+        external_addresses::check(api, resource, None, &object)?;
         let allocation = Allocation { api, resource, old: None, dry_run };
         let transaction = allocation.complete(&mut object, transaction)?;
         validate(resource, Part::Main, &object, None)?;
@@ -233,6 +235,7 @@ pub async fn update(
         let guarded = Transaction::new().expect(key.clone(), Some(entry.revision));
         let mut transaction = guarded.clone();
         if part == Part::Main {
+            external_addresses::check(api, resource, Some(&old), &new)?;
             let allocation = Allocation { api, resource, old: Some(&old), dry_run };
             transaction = allocation.complete(&mut new, transaction)?;
         }

@@ -71,6 +71,11 @@ pub struct ServiceArgs {
     /// Whether to tell everybody who uses Endpoints that EndpointSlices have replaced them.
     #[arg(long, value_name = "true|false", action = clap::ArgAction::Set, default_value_t = true)]
     endpoints_deprecation_warning: bool,
+    /// Whether Services that ask for new external addresses (spec.externalIPs) are refused, as by
+    /// kube-apiserver's DenyServiceExternalIPs: whoever may write a Service takes the traffic to
+    /// them [default: true in `up`, false in `apiserver`].
+    #[arg(long, value_name = "true|false", num_args = 0..=1, default_missing_value = "true")]
+    deny_service_external_ips: Option<bool>,
 }
 
 impl ServiceArgs {
@@ -99,8 +104,15 @@ impl ServiceArgs {
             second_range: second,
             node_ports: self.service_node_port_range.clone(),
             warn_about_endpoints: self.endpoints_deprecation_warning,
+            deny_external_ips: self.deny_service_external_ips.unwrap_or(false),
+            pod_ranges: Vec::new(),
         };
         Ok((first, services))
+    }
+
+    /// Whether external addresses are refused, where nobody expects to have them.
+    pub fn denies_external_ips(&self) -> bool {
+        self.deny_service_external_ips.unwrap_or(true)
     }
 
     /// The ranges, the first of them being the one for Services that do not ask.

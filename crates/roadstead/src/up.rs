@@ -245,7 +245,9 @@ async fn serve(plan: &Plan, privileged: bool, begin: Instant) -> anyhow::Result<
     let stop = crate::cli::interrupted();
     let pki = apiserver::pki(&plan.args.data_dir);
     let authority = Authority::in_directory(&pki)?;
-    let (service_range, services) = plan.args.services.settle()?;
+    let (service_range, mut services) = plan.args.services.settle()?;
+    services.deny_external_ips = plan.args.services.denies_external_ips();
+    services.pod_ranges = vec![plan.args.cluster_cidr.into()];
     let setup = apiserver::Setup {
         authority: &authority,
         tokens: Tokens::in_directory(&pki)?,

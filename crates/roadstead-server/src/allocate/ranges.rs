@@ -80,6 +80,15 @@ impl Known {
         known
     }
 
+    /// The networks of all of them, those that are being deleted included.
+    pub(crate) fn networks(&self) -> impl Iterator<Item = IpNet> {
+        let leaving = self.leaving.iter().flat_map(|entry| {
+            let object = object::value(entry);
+            networks(&object).collect::<Vec<_>>()
+        });
+        self.ready.iter().map(|range| range.net).chain(leaving)
+    }
+
     fn covers(&self, address: IpAddr) -> bool {
         self.ready.iter().any(|range| alloc::may_be_allocated(range.net, address))
     }

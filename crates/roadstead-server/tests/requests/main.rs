@@ -10,6 +10,7 @@ mod proxy;
 mod removal;
 mod rights;
 mod server;
+mod services;
 mod slices;
 mod strangers;
 mod strict;

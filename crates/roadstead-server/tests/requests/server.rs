@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::Request;
 use http::header::{RETRY_AFTER, WARNING};
 use http_body_util::{BodyExt, Full};
-use roadstead_server::api::{Api, Config, User};
+use roadstead_server::api::{Api, Config, Services, User};
 use roadstead_server::audit::Audit;
 use roadstead_server::bootstrap;
 use roadstead_server::http::{Body, handle};
@@ -55,9 +55,23 @@ impl Server {
     }
 
     pub async fn with(store: Arc<Store>, audit: Option<Audit>) -> Self {
+        Self::with_all(store, audit, Services::default()).await
+    }
+
+    /// With choices about Services.
+    pub async fn with_services(services: Services) -> Self {
+        Self::over_with_services(Store::memory(), services).await
+    }
+
+    pub async fn over_with_services(store: Arc<Store>, services: Services) -> Self {
+        Self::with_all(store, None, services).await
+    }
+
+    async fn with_all(store: Arc<Store>, audit: Option<Audit>, services: Services) -> Self {
         let range = "10.96.0.0/16".parse().unwrap();
         let config = Config { service_range: range, advertise: None, audit };
-        let api = Api::new(store, config, Tokens::ephemeral().unwrap());
+        let tokens = Tokens::ephemeral().unwrap();
+        let api = Api::with_services(store, config, services, tokens);
         bootstrap::run(&api).await.unwrap();
         Self(api)
     }

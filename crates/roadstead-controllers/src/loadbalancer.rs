@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 
 use k8s_openapi::api::core::v1::{LoadBalancerIngress, Node, Service};
 use k8s_openapi::jiff::Timestamp;
@@ -27,11 +28,13 @@ pub struct Config {
     pub pool: Pool,
     /// How traffic arrives: `VIP` (addressed to the Service) or `Proxy` (already translated).
     pub ip_mode: String,
+    /// The ports that nodes need for themselves.
+    pub own_ports: Vec<RangeInclusive<u16>>,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { pool: Pool::Nodes, ip_mode: "VIP".into() }
+        Self { pool: Pool::Nodes, ip_mode: "VIP".into(), own_ports: plan::OWN_PORTS.into() }
     }
 }
 
@@ -196,6 +199,7 @@ impl Controller for State {
             key,
             pool: &self.config.pool,
             nodes: &self.addresses,
+            own_ports: &self.config.own_ports,
             holders: &self.holders,
             ip_mode: &self.config.ip_mode,
         });

@@ -6,16 +6,24 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ops::RangeInclusive;
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{LoadBalancerIngress, Node, Service};
 use roadstead_api::key::ObjectKey;
+
+use crate::alloc;
 
 /// Holds a Service until its addresses are released.
 pub const FINALIZER: &str = "service.kubernetes.io/load-balancer-cleanup";
 /// The class under which Services can ask for us by name.
 pub const CLASS: &str = "roadstead.dev/pool";
 const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
+
+/// Ports that nodes need for themselves: those of ssh and of Kubernetes' own programs, and node ports.
+/// Whoever could have one on their addresses would have the connections of others.
+pub const OWN_PORTS: [RangeInclusive<u16>; 5] =
+    [22..=22, 2379..=2380, 6443..=6443, 10248..=10259, alloc::NODE_PORTS];
 
 /// Addresses from one to another, both included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,6 +112,8 @@ pub struct Input<'a> {
     pub pool: &'a Pool,
     /// The addresses of the nodes that take part.
     pub nodes: &'a BTreeSet<IpAddr>,
+    /// The ports that nodes need for themselves.
+    pub own_ports: &'a [RangeInclusive<u16>],
     /// Who holds what; this Service's own entries do not matter.
     pub holders: &'a Holders,
     /// `VIP` or `Proxy`.
@@ -232,10 +242,8 @@ fn choose_family(
                     None => format!("no node that is ready has an {family} address"),
                 });
             }
-            match offered.iter().find_map(|address| taken_port(input, *address)) {
-                Some(why) => Err(why),
-                None => Ok(offered),
-            }
+            let taken = || offered.iter().find_map(|address| taken_port(input, *address));
+            own_port(input).or_else(taken).map_or(Ok(offered), Err)
         }
         Pool::Ranges(ranges) => {
             let own = |address: &IpAddr| {
@@ -261,6 +269,16 @@ fn choose_family(
 
 fn holder<'a>(input: &Input<'a>, address: IpAddr) -> Option<&'a ObjectKey> {
     input.holders.get(&address)?.keys().find(|key| *key != input.key)
+}
+
+/// Why the Service cannot have the addresses of nodes, if it asks for what is their own.
+fn own_port(input: &Input<'_>) -> Option<String> {
+    let is_own = |port: i32| {
+        let port = u16::try_from(port).unwrap_or(0);
+        input.own_ports.iter().any(|own| own.contains(&port))
+    };
+    let (protocol, port) = ports(input.service).into_iter().find(|(_, port)| is_own(*port))?;
+    Some(format!("port {port}/{protocol} of the nodes is not for load balancers"))
 }
 
 /// Why the Service cannot share an address, if it cannot. Whoever came first keeps it.
@@ -309,6 +327,7 @@ mod tests {
             key: &ObjectKey::new("ns", "web"),
             pool: &pool,
             nodes: &nodes,
+            own_ports: &OWN_PORTS,
             holders: &held,
             ip_mode: "VIP",
         };
@@ -337,6 +356,27 @@ mod tests {
                 "nodes",
                 "10.0.0.1=a:80",
                 "port 80/TCP of 10.0.0.1 is taken by Service ns/a",
+            ),
+            (
+                "not what nodes need",
+                service(json!({"ports": [{"port": 80}, {"port": 6443}]}), &[]),
+                "nodes",
+                "",
+                "port 6443/TCP of the nodes is not for load balancers",
+            ),
+            (
+                "not a node port",
+                service(json!({"ports": [{"port": 30333, "protocol": "UDP"}]}), &[]),
+                "nodes",
+                "",
+                "port 30333/UDP of the nodes is not for load balancers",
+            ),
+            (
+                "any port of an address of its own",
+                { service(json!({"ports": [{"port": 6443}]}), &[]) },
+                pool,
+                "",
+                "192.0.2.1",
             ),
             ("its own port", plain(), "nodes", "10.0.0.1=web:80", "10.0.0.1 10.0.0.2"),
             ("the first free", plain(), pool, "192.0.2.1=a:81", "192.0.2.2"),

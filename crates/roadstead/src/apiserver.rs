@@ -115,6 +115,11 @@ impl ServiceArgs {
         self.deny_service_external_ips.unwrap_or(true)
     }
 
+    /// Where node ports come from.
+    pub fn node_ports(&self) -> RangeInclusive<u16> {
+        self.service_node_port_range.clone()
+    }
+
     /// The ranges, the first of them being the one for Services that do not ask.
     pub fn ranges(&self) -> &[IpNet] {
         &self.service_cidr

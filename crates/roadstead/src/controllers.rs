@@ -96,6 +96,7 @@ impl Options {
             load_balancer: loadbalancer::Config {
                 pool,
                 ip_mode: self.load_balancer_ip_mode.clone(),
+                ..Default::default()
             },
             node_lifecycle: node_lifecycle::Config {
                 grace_period: Duration::from_secs(self.node_monitor_grace_period),

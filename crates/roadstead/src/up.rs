@@ -259,6 +259,7 @@ async fn serve(plan: &Plan, privileged: bool, begin: Instant) -> anyhow::Result<
         advertise: privileged.then_some(plan.internal_ip),
     };
     let server = apiserver::start(setup, stop.clone()).await?;
+    let own_port = server.address.port();
     let client = Client::new(Local::new(server.api.clone(), User::component()), "default");
     let api = server.api.clone();
     let mut tasks = Tasks::new(stop.clone());
@@ -266,8 +267,10 @@ async fn serve(plan: &Plan, privileged: bool, begin: Instant) -> anyhow::Result<
     server.write_kubeconfig(&authority, &plan.kubeconfig)?;
     tasks.spawn("API server", async move { Ok(server.task.await??) });
     let root_ca = Some(authority.certificate().to_owned());
-    let settings =
+    let mut settings =
         roadstead_controllers::Settings { root_ca, ..plan.args.controllers.settings() };
+    let own_ports = [own_port..=own_port, plan.args.services.node_ports()];
+    settings.load_balancer.own_ports.extend(own_ports);
     for (name, names) in roadstead_controllers::tasks(&roadstead_controllers::ALL) {
         let settings = settings.clone();
         let work = roadstead_controllers::run(names, client.clone(), settings, stop.clone());

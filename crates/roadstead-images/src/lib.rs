@@ -15,5 +15,6 @@ pub mod digest;
 pub mod error;
 pub mod manifest;
 pub mod reference;
+pub mod registry;
 pub mod store;
 pub mod unpack;

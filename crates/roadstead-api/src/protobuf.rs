@@ -1,8 +1,10 @@
 //! Reading objects in Kubernetes' protobuf, which typed Go clients send since 1.32.
 //!
 //! One table of messages (data/protobuf-fields.json) drives a decoder that makes the JSON form of
-//! an object; from there on it is treated like any other. Go writes fields without a value as
-//! zero, so zeros that mean "left out" are dropped here, as Go's JSON encoder would.
+//! an object; from there on it is treated like any other. What JSON calls a field differently is in
+//! data/protobuf-exceptions.json. Go writes fields without a value as zero, so zeros that mean "left
+//! out" are dropped here, as Go's JSON encoder would; data/protobuf-zeros.json has the fields, by
+//! number, that are absent if they are left out, or that JSON has even then.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::OnceLock;
@@ -18,6 +20,7 @@ use wire::{Reader, Wire};
 
 const FIELDS: &str = include_str!("../data/protobuf-fields.json");
 const EXCEPTIONS: &str = include_str!("../data/protobuf-exceptions.json");
+const ZEROS: &str = include_str!("../data/protobuf-zeros.json");
 const MAGIC: &[u8] = b"k8s\0";
 /// Deeper nesting than any object has.
 const MAX_DEPTH: usize = 64;
@@ -83,6 +86,8 @@ struct Field {
     repeated: bool,
     /// Its fields belong to the parent.
     inline: bool,
+    /// Whether zero is a value.
+    zeros: bool,
 }
 
 enum FieldType {
@@ -120,12 +125,16 @@ impl Tables {
     fn read() -> Result<Self, serde_json::Error> {
         type Row = (u32, String, String, String);
         let rows: HashMap<String, Vec<Row>> = serde_json::from_str(FIELDS)?;
+        let zeros: HashMap<String, Vec<u32>> = serde_json::from_str(ZEROS)?;
         let mut tables = HashMap::with_capacity(rows.len());
         for (message, rows) in rows {
             let package = message.rsplit_once('.').map_or("", |(package, _)| package);
+            let valued = zeros.get(&message);
             let fields = rows.into_iter().map(|(number, name, ty, label)| {
                 let ty = FieldType::read(&ty, package);
-                (number, Field { name, ty, repeated: label == "repeated", inline: false })
+                let zeros = valued.is_some_and(|numbers| numbers.contains(&number));
+                let repeated = label == "repeated";
+                (number, Field { name, ty, repeated, inline: false, zeros })
             });
             let fields = fields.collect();
             tables.insert(message, fields);
@@ -163,7 +172,6 @@ impl Tables {
                 self.field(name, field, wire, &mut object, depth)?;
             }
         }
-        object.retain(|name, value| !is_left_out(name, value));
         Ok(Value::Object(object))
     }
 
@@ -190,9 +198,9 @@ impl Tables {
                         let list = object.entry(&field.name).or_insert_with(|| json!([]));
                         list.as_array_mut().ok_or_else(what)?.push(value);
                     }
-                    (_, _, value) => {
-                        object.insert(field.name.clone(), value);
-                    }
+                    (_, _, Value::Null) => {}
+                    (_, _, value) if !field.zeros && is_nothing(&value) => {}
+                    (_, _, value) => drop(object.insert(field.name.clone(), value)),
                 }
             }
         }
@@ -253,18 +261,14 @@ fn scalar_value(scalar: Scalar, wire: Wire<'_>) -> Result<Value, String> {
     }
 }
 
-/// Whether a value is Go's way of writing nothing: zeros of fields that are not pointers in Go,
-/// and empty structs that are always written.
-fn is_left_out(name: &str, value: &Value) -> bool {
+/// Whether a value is Go's way of writing nothing.
+fn is_nothing(value: &Value) -> bool {
     match value {
-        Value::Null => true,
-        Value::String(text) => text.is_empty() && !special::TEXTS_WITH_MEANING.contains(&name),
-        Value::Bool(false) => !special::FLAGS_WITH_MEANING.contains(&name),
-        Value::Number(number) => {
-            number.as_f64() == Some(0.0) && !special::ZEROS_WITH_MEANING.contains(&name)
-        }
-        Value::Object(fields) => fields.is_empty() && special::PLAIN_STRUCTS.contains(&name),
-        _ => false,
+        Value::String(text) => text.is_empty(),
+        Value::Bool(flag) => !flag,
+        Value::Number(number) => number.as_f64() == Some(0.0),
+        Value::Object(fields) => fields.is_empty(),
+        Value::Null | Value::Array(_) => false,
     }
 }
 

@@ -1,158 +1,10 @@
-//! Messages whose JSON form is not an object, and zeros that mean something.
+//! Messages whose JSON form is not an object.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::Tables;
 use super::wire::{Reader, Wire};
-
-/// Zeros of these fields are values: in Go they are pointers, absent when left out, or always
-/// written; and no other field of the same name is written as zero when it is left out.
-pub const ZEROS_WITH_MEANING: [&str; 77] = [
-    "activeDeadlineSeconds",
-    "averageUtilization",
-    "backoffLimit",
-    "backoffLimitPerIndex",
-    "capacity",
-    "collisionCount",
-    "completions",
-    "containerPort",
-    "currentAverageUtilization",
-    "currentCPUUtilizationPercentage",
-    "currentHealthy",
-    "currentNumberScheduled",
-    "defaultMode",
-    "defaultUser",
-    "deletionGracePeriodSeconds",
-    "desiredHealthy",
-    "desiredNumberScheduled",
-    "desiredReplicas",
-    "disruptionsAllowed",
-    "endPort",
-    "errorCode",
-    "exitCode",
-    "expectedPods",
-    "expirationSeconds",
-    "failedJobsHistoryLimit",
-    "fsGroup",
-    "gid",
-    "gracePeriodSeconds",
-    "leaseDurationSeconds",
-    "leaseTransitions",
-    "lun",
-    "maxExpirationSeconds",
-    "maxFailedIndexes",
-    "maxItems",
-    "maxLength",
-    "maxProperties",
-    "maxReplicas",
-    "maxSkew",
-    "minDomains",
-    "minItems",
-    "minLength",
-    "minProperties",
-    "minReplicas",
-    "mode",
-    "nodeAllocatableUpdatePeriodSeconds",
-    "numberMisscheduled",
-    "numberReady",
-    "parallelism",
-    "partition",
-    "periodSecondsOverride",
-    "podPidsLimit",
-    "port",
-    "priority",
-    "progressDeadlineSeconds",
-    "ready",
-    "replicas",
-    "restartCount",
-    "revision",
-    "revisionHistoryLimit",
-    "runAsGroup",
-    "runAsUser",
-    "seconds",
-    "stabilizationWindowSeconds",
-    "start",
-    "startingDeadlineSeconds",
-    "succeededCount",
-    "successfulJobsHistoryLimit",
-    "targetAverageUtilization",
-    "targetCPUUtilizationPercentage",
-    "terminating",
-    "terminatingReplicas",
-    "terminationGracePeriodSeconds",
-    "tolerationSeconds",
-    "ttlSecondsAfterFinished",
-    "uid",
-    "value",
-    "weight",
-];
-
-/// Falsehoods of these fields are values, for the same reasons.
-pub const FLAGS_WITH_MEANING: [&str; 41] = [
-    "allocateLoadBalancerNodePorts",
-    "allowPrivilegeEscalation",
-    "allowVolumeExpansion",
-    "allowed",
-    "attachRequired",
-    "attached",
-    "automountServiceAccountToken",
-    "blockOwnerDeletion",
-    "controller",
-    "enableServiceLinks",
-    "hostProcess",
-    "hostUsers",
-    "immutable",
-    "manualSelector",
-    "namespaced",
-    "optional",
-    "optionalOldSelf",
-    "orphanDependents",
-    "podInfoOnMount",
-    "preventPodSchedulingIfMissing",
-    "privileged",
-    "readOnlyRootFilesystem",
-    "ready",
-    "recursiveReadOnlyMounts",
-    "requiresRepublish",
-    "runAsNonRoot",
-    "runningInUserNamespace",
-    "seLinuxMount",
-    "served",
-    "serviceAccountTokenInSecrets",
-    "serving",
-    "setHostnameAsFQDN",
-    "shareProcessNamespace",
-    "started",
-    "storage",
-    "storageCapacity",
-    "supplementalGroupsPolicy",
-    "suspend",
-    "terminating",
-    "userNamespaces",
-    "x-kubernetes-preserve-unknown-fields",
-];
-
-/// Empty texts of these fields are values.
-pub const TEXTS_WITH_MEANING: [&str; 2] = ["storageClassName", "volumeName"];
-
-/// Structs that Go writes even when nothing is in them.
-pub const PLAIN_STRUCTS: [&str; 14] = [
-    "currentMetrics",
-    "lastState",
-    "loadBalancer",
-    "metadata",
-    "nodeInfo",
-    "resources",
-    "source",
-    "spec",
-    "state",
-    "status",
-    "strategy",
-    "template",
-    "updateStrategy",
-    "user",
-];
 
 /// The JSON of a message that is not simply an object; `None` for all others.
 pub fn decode(
@@ -167,7 +19,7 @@ pub fn decode(
         "Quantity" => texts(bytes, 1).map(|mut all| json!(all.pop().unwrap_or_default())),
         "Time" | "MicroTime" => time(bytes, name == "MicroTime"),
         "RawExtension" | "FieldsV1" | "JSON" => raw(bytes),
-        "ExtraValue" | "Verbs" if message.contains("v1") => texts(bytes, 1).map(|all| json!(all)),
+        "ExtraValue" | "AttestationValue" | "Verbs" => texts(bytes, 1).map(|all| json!(all)),
         "JSONSchemaPropsOrArray" | "JSONSchemaPropsOrStringArray" | "JSONSchemaPropsOrBool" => {
             schema_or(tables, message, bytes, depth)
         }
@@ -199,7 +51,7 @@ fn time(bytes: &[u8], micro: bool) -> Result<Value, String> {
             _ => {}
         }
     }
-    if bytes.is_empty() || (seconds, nanos) == (0, 0) {
+    if bytes.is_empty() {
         return Ok(Value::Null);
     }
     let moment = Timestamp::new(seconds, nanos).map_err(|error| error.to_string())?;

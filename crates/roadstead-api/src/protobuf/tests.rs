@@ -2,12 +2,14 @@ use proptest::prelude::*;
 
 use super::*;
 
+mod round_trip;
+
 /// Builds messages for tests: `message(&[(1, text("a")), (2, number(3))])`.
 fn message(fields: &[(u32, Vec<u8>)]) -> Vec<u8> {
     let mut out = Vec::new();
     for (number, content) in fields {
-        let is_number = content.first() == Some(&0);
-        varint(&mut out, u64::from(number << 3 | if is_number { 0 } else { 2 }));
+        // The first byte is the type on the wire.
+        varint(&mut out, u64::from(number << 3 | u32::from(content[0])));
         out.extend_from_slice(&content[1..]);
     }
     out
@@ -25,6 +27,10 @@ fn number(value: u64) -> Vec<u8> {
     let mut out = vec![0];
     varint(&mut out, value);
     out
+}
+
+fn fixed(value: f64) -> Vec<u8> {
+    [1].into_iter().chain(value.to_bits().to_le_bytes()).collect()
 }
 
 fn bytes(content: &[u8]) -> Vec<u8> {
@@ -148,4 +154,30 @@ proptest! {
         let _ = decode(&raw);
         let _ = decode(&envelope("v1", &kind, &raw));
     }
+}
+
+#[test]
+fn what_a_definition_is_made_of() {
+    let schema = |fields: &[(u32, Vec<u8>)]| bytes(&message(fields));
+    // Numbers that limit something, and words that JSON spells with dashes.
+    let property = schema(&[(11, fixed(0.0)), (40, number(1)), (42, text("map")), (41, text("a"))]);
+    let entry = message(&[(1, text("p")), (2, property)]);
+    let root = schema(&[(5, text("object")), (38, number(0)), (29, bytes(&entry))]);
+    let version = message(&[
+        (1, text("v1")),
+        (2, number(1)),
+        (3, number(0)),
+        (4, bytes(&message(&[(1, root)]))),
+        (5, bytes(&message(&[(1, bytes(&[]))]))),
+    ]);
+    let raw = message(&[(2, bytes(&message(&[(7, bytes(&version))])))]);
+    let kind = "CustomResourceDefinition";
+    let object = decode(&envelope("apiextensions.k8s.io/v1", kind, &raw)).unwrap();
+    let version = json!({"name": "v1", "served": true, "storage": false,
+        "subresources": {"status": {}},
+        "schema": {"openAPIV3Schema": {"type": "object",
+            "x-kubernetes-preserve-unknown-fields": false,
+            "properties": {"p": {"minimum": 0.0, "x-kubernetes-int-or-string": true,
+                "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["a"]}}}}});
+    assert_eq!(object["spec"]["versions"][0], version);
 }

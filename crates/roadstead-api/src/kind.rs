@@ -7,6 +7,9 @@ use crate::age::age_of;
 use crate::invalid::Causes;
 use crate::look::Look;
 
+/// The fields of the metadata that clients may change at all.
+pub const METADATA: &[&str] = &["labels", "annotations", "finalizers", "ownerReferences"];
+
 /// Which names the objects of a kind may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NameRule {
@@ -47,8 +50,11 @@ pub struct Info {
     pub scale: bool,
     /// Whether `metadata.generation` counts the changes of everything but metadata and status.
     pub generation: bool,
-    /// Whether it counts the changes of labels too.
-    pub labels_count: bool,
+    /// Which fields of the metadata it counts too.
+    pub counted: &'static [&'static str],
+    /// Which fields of the metadata a write to `/status` leaves as they were. It may change all
+    /// others, as upstream's strategies let it: controllers keep notes there.
+    pub status_keeps: &'static [&'static str],
     /// Whether a PUT to an absent name creates the object.
     pub create_on_update: bool,
     /// Whether a DELETE answers with the object rather than a Status.
@@ -85,7 +91,8 @@ impl Info {
             status: false,
             scale: false,
             generation: false,
-            labels_count: false,
+            counted: &[],
+            status_keeps: &[],
             create_on_update: false,
             delete_returns_object: false,
             deprecated: "",
@@ -103,6 +110,11 @@ impl Info {
     /// With a `/status`.
     pub const fn with_status(self) -> Self {
         Self { status: true, generation: true, ..self }
+    }
+
+    /// With a `/status` that changes nothing else.
+    pub const fn with_only_status(self) -> Self {
+        Self { status_keeps: METADATA, ..self.with_status() }
     }
 
     /// With a `/scale`.
@@ -204,6 +216,9 @@ pub trait Kind: Send + Sync {
 
     /// Carries over to the new object what the client did not mention but the server had decided.
     fn prepare_update(&self, _old: &Value, _new: &mut Value) {}
+
+    /// The same when the status alone is written.
+    fn prepare_status(&self, _old: &Value, _new: &mut Value) {}
 
     /// Says what is wrong with an object; `old` is what it replaces.
     fn validate(&self, _object: &Value, _old: Option<&Value>, _causes: &mut Causes) {}

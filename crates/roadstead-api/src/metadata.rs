@@ -110,13 +110,19 @@ pub fn labels(labels: Option<&Value>, field: &str, causes: &mut Causes) {
 
 /// Fields that the server owns: a client cannot change them by updating the object.
 pub fn keep_system_fields(old: &Value, new: &mut Value) {
-    for field in [
+    let own = [
         "uid",
         "creationTimestamp",
         "deletionTimestamp",
         "deletionGracePeriodSeconds",
         "generation",
-    ] {
+    ];
+    keep(old, new, &own);
+}
+
+/// Leaves fields of the metadata as they were.
+pub fn keep(old: &Value, new: &mut Value, fields: &[&str]) {
+    for &field in fields {
         match old["metadata"].get(field) {
             Some(value) => new["metadata"][field] = value.clone(),
             None => {

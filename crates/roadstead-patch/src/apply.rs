@@ -40,18 +40,18 @@ pub struct Request<'a> {
     /// Whether to take fields from others rather than refuse.
     pub force: bool,
     /// What part of the object the request is about.
-    pub part: Part,
+    pub part: Part<'a>,
 }
 
 /// The part of an object that can be applied; the rest of a configuration is ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum Part<'a> {
     /// All of it: the kind has no status of its own.
     All,
     /// All but `status`.
     Main,
-    /// Only `status`.
-    Status,
+    /// Only `status` and `metadata`, but for these fields of the latter.
+    Status(&'a [&'a str]),
 }
 
 /// Why a configuration could not be applied.
@@ -186,18 +186,18 @@ fn check(typing: Typing<'_>, config: &Value, manager: &Manager<'_>) -> Result<()
 }
 
 /// Drops what the request is not about.
-fn restrict(config: &mut Value, part: Part) {
+fn restrict(config: &mut Value, part: Part<'_>) {
     let Value::Object(fields) = config else { return };
     match part {
         Part::All => {}
         Part::Main => {
             fields.remove("status");
         }
-        Part::Status => {
+        Part::Status(kept) => {
             fields
                 .retain(|name, _| ["apiVersion", "kind", "metadata", "status"].contains(&&**name));
             if let Some(Value::Object(metadata)) = fields.get_mut("metadata") {
-                metadata.retain(|name, _| ["name", "namespace"].contains(&name.as_str()));
+                metadata.retain(|name, _| !kept.contains(&name.as_str()));
             }
         }
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use jiff::Timestamp;
 use roadstead_api::invalid::Causes;
-use roadstead_api::kind::{Column, Info, Kind, name_cell};
+use roadstead_api::kind::{Column, Info, Kind, METADATA, name_cell};
 use roadstead_api::look::Look;
 use roadstead_api::structural::columns::PrinterColumn;
 use roadstead_api::structural::{Structural, defaults, validate};
@@ -55,6 +55,7 @@ impl Custom {
             status: version.has("/subresources/status"),
             scale: version.has("/subresources/scale"),
             generation: true,
+            status_keeps: METADATA,
             stored_version: intern(stored_version(definition)),
             deprecated: deprecation(definition, version),
             ..Info::new(

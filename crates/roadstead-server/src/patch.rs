@@ -59,7 +59,7 @@ pub fn apply(
         force: query.flag("force"),
         part: match (resource.info().status, target.subresource) {
             (false, _) => Part::All,
-            (true, "status") => Part::Status,
+            (true, "status" | "approval") => Part::Status(resource.info().status_keeps),
             (true, _) => Part::Main,
         },
     };

@@ -49,7 +49,7 @@ pub struct Written {
 pub enum Part {
     /// Everything but the status.
     Main,
-    /// Only the status.
+    /// The status, and what its writers may say about the object in its metadata.
     Status,
     /// Everything as it is given: used by the server itself.
     Whole,
@@ -253,7 +253,7 @@ pub async fn update(
                 None => continue,
             }
         }
-        if counts(info, &old, &new) {
+        if part != Part::Status && counts(info, &old, &new) {
             new["metadata"]["generation"] = (old.int("/metadata/generation") + 1).into();
         }
         // Owners whose fields are the same keep the time at which they took them.
@@ -386,33 +386,30 @@ fn merge_parts(resource: &Resource, part: Part, old: &Value, new: &mut Value) {
     match part {
         Part::Whole => return,
         Part::Status => {
-            let status = new.get("status").cloned();
-            let owners = new["metadata"].get("managedFields").cloned();
-            *new = old.clone();
-            if let Some(owners) = owners {
-                new["metadata"]["managedFields"] = owners;
-            }
-            match status {
-                Some(status) => new["status"] = status,
-                None => {
-                    new.as_object_mut().map(|fields| fields.remove("status"));
-                }
-            }
+            let given = std::mem::replace(new, old.clone());
+            new["metadata"] = given["metadata"].clone();
+            take_status(&given, new);
+            metadata::keep_system_fields(old, new);
+            metadata::keep(old, new, resource.info().status_keeps);
+            resource.kind.prepare_status(old, new);
         }
         Part::Main => {
             if resource.info().status {
-                match old.get("status") {
-                    Some(status) => new["status"] = status.clone(),
-                    None => {
-                        new.as_object_mut().map(|fields| fields.remove("status"));
-                    }
-                }
+                take_status(old, new);
             }
             metadata::keep_system_fields(old, new);
             resource.kind.prepare_update(old, new);
         }
     }
     resource.kind.default(new);
+}
+
+/// Gives an object the status of another, or none.
+fn take_status(from: &Value, to: &mut Value) {
+    match from.get("status") {
+        Some(status) => to["status"] = status.clone(),
+        None => drop(to.as_object_mut().map(|fields| fields.remove("status"))),
+    }
 }
 
 fn validate(
@@ -450,8 +447,8 @@ fn counts(info: &Info, old: &Value, new: &Value) -> bool {
         let fields = object.as_object().into_iter().flatten();
         fields.filter(|(name, _)| !["metadata", "status"].contains(&name.as_str()))
     }
-    let labels_differ = || old["metadata"]["labels"] != new["metadata"]["labels"];
-    info.generation && (!content(old).eq(content(new)) || (info.labels_count && labels_differ()))
+    let differs = |field: &&str| old["metadata"].get(field) != new["metadata"].get(field);
+    info.generation && (!content(old).eq(content(new)) || info.counted.iter().any(differs))
 }
 
 /// A moment as Kubernetes writes it, to the second.

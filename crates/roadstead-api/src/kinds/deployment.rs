@@ -20,6 +20,9 @@ static INFO: Info = Info {
     status: true,
     scale: true,
     generation: true,
+    // They are copied to ReplicaSets.
+    counted: &["annotations"],
+    status_keeps: &["labels"],
     ..Info::new("apps", "v1", "Deployment", "deployments", "deployment")
 };
 

@@ -15,7 +15,7 @@ pub struct EndpointSlice;
 
 static INFO: Info = Info {
     generation: true,
-    labels_count: true,
+    counted: &["labels"],
     ..Info::new("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices", "endpointslice")
 };
 

@@ -17,6 +17,8 @@ static INFO: Info = Info {
     categories: &["all"],
     status: true,
     generation: true,
+    // Old node agents lose half of each, and then the garbage collector takes the pod.
+    status_keeps: &["ownerReferences"],
     delete_returns_object: true,
     ..Info::new("", "v1", "Pod", "pods", "pod")
 };

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::invalid::Causes;
 use crate::ip::{self, Family};
-use crate::kind::{Column, Info, Kind, age_cell, name_cell};
+use crate::kind::{Column, Info, Kind, METADATA, age_cell, name_cell};
 use crate::look::Look;
 
 /// What keeps a range until its addresses are given back.
@@ -20,6 +20,7 @@ pub struct ServiceCidr;
 static INFO: Info = Info {
     namespaced: false,
     status: true,
+    status_keeps: METADATA,
     ..Info::new("networking.k8s.io", "v1", "ServiceCIDR", "servicecidrs", "servicecidr")
 };
 

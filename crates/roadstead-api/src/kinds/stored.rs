@@ -414,7 +414,8 @@ pub static ALL: [Stored; 23] = [
     stored(cluster(STORAGE, "CSINode", "csinodes", "csinode")),
     stored(namespaced(STORAGE, "CSIStorageCapacity", "csistoragecapacities", "csistoragecapacity")),
     shown(
-        cluster(STORAGE, "VolumeAttachment", "volumeattachments", "volumeattachment").with_status(),
+        cluster(STORAGE, "VolumeAttachment", "volumeattachments", "volumeattachment")
+            .with_only_status(),
         &[NAME, Column::text("Attacher"), Column::text("Node"), AGE],
         &[Cell::Name, Cell::Text("/spec/attacher"), Cell::Text("/spec/nodeName"), Cell::Age],
     ),

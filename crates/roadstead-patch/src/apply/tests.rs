@@ -51,7 +51,7 @@ impl Cluster {
     fn apply(&mut self, who: &str, spec: Value, force: bool) -> Result<(), ApplyError> {
         let time = self.time();
         let manager = manager(who, &time);
-        let part = if manager.subresource == "status" { Part::Status } else { Part::Main };
+        let part = if manager.subresource == "status" { Part::Status(&[]) } else { Part::Main };
         let request = Request { manager, force, part };
         self.live = Some(apply(service(), self.live.as_ref(), object(spec), &request)?);
         Ok(())

@@ -102,7 +102,7 @@ async fn definition(api: &Api, name: &str) -> Result<(), ApiError> {
                 transaction.put(key.clone(), object::encode(&definition))
             }
         };
-        if commit(api, transaction, write::REALLY).await?.is_some() {
+        if commit(api, definitions, transaction, write::REALLY).await?.is_some() {
             return Ok(());
         }
     }

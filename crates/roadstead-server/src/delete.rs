@@ -4,18 +4,17 @@ use jiff::{SignedDuration, Timestamp};
 use roadstead_api::invalid::Causes;
 use roadstead_api::look::Look;
 use roadstead_plan::gc;
-use roadstead_store::entry::Entry;
+use roadstead_store::entry::{Entry, Revision};
 use roadstead_store::transaction::Transaction;
 use serde_json::{Value, json};
 
-use crate::allocate::{self, ranges};
+use crate::allocate;
 use crate::api::Api;
 use crate::cleanup;
 use crate::custom;
 use crate::error::ApiError;
-use crate::object;
 use crate::registry::Resource;
-use crate::write::{Written, commit, seconds};
+use crate::write::{commit, seconds};
 
 /// What the client said about the deletion, in the body or the query.
 #[derive(Debug, Default)]
@@ -128,13 +127,9 @@ pub async fn delete(
             || !object.list("/spec/finalizers").is_empty();
         let transaction = Transaction::new().expect(key.clone(), Some(entry.revision));
         if !held && grace == 0 {
-            let transaction = allocate::release(resource, &object, transaction);
-            let transaction = transaction.delete(key.clone());
-            let transaction = allocate::restore(api, resource, &object, transaction);
-            match commit(api, transaction, options.dry_run).await? {
+            let removal = Removal { api, resource, object: &object, dry_run: options.dry_run };
+            match removal.commit(transaction).await? {
                 Some(revision) => {
-                    ranges::tidy(api, resource).await?;
-                    cleanup::after_removal(api, resource).await?;
                     object["metadata"]["resourceVersion"] = revision.to_string().into();
                     return Ok(Deleted::Gone(object));
                 }
@@ -149,35 +144,39 @@ pub async fn delete(
             }));
         }
         let value = resource.encode(&object);
-        let commit =
-            commit(api, transaction.put(key.clone(), value.clone()), options.dry_run).await?;
-        if let Some(revision) = commit {
-            ranges::tidy(api, resource).await?;
+        let transaction = transaction.put(key.clone(), value.clone());
+        if let Some(revision) = commit(api, resource, transaction, options.dry_run).await? {
             return Ok(Deleted::Going(Entry { key, value, revision }));
         }
     }
 }
 
-/// Removes an object whose last finalizer an update has just removed; `None` means that something
-/// changed meanwhile.
-pub async fn finish(
-    api: &Api,
-    resource: &Resource,
-    entry: &Entry,
-    transaction: Transaction,
-    dry_run: bool,
-) -> Result<Option<Written>, ApiError> {
-    let object = object::value(entry);
-    let transaction = allocate::release(resource, &object, transaction);
-    match commit(api, transaction.delete(entry.key.clone()), dry_run).await? {
-        Some(revision) => {
-            ranges::tidy(api, resource).await?;
+/// An object that nothing holds any more. This is the only way for one to go, whoever lets it:
+/// with it goes what it holds, and what it stands for comes back if another object needs it.
+pub struct Removal<'a> {
+    /// The server.
+    pub api: &'a Api,
+    /// The kind.
+    pub resource: &'a Resource,
+    /// The object in its last state.
+    pub object: &'a Value,
+    /// Whether nothing is really removed.
+    pub dry_run: bool,
+}
+
+impl Removal<'_> {
+    /// Removes the object, if `guard` is still true; `None` means that it is not.
+    pub async fn commit(&self, guard: Transaction) -> Result<Option<Revision>, ApiError> {
+        let Self { api, resource, object, dry_run } = *self;
+        let (namespace, name) = (object.text("/metadata/namespace"), object.text("/metadata/name"));
+        let transaction = allocate::release(resource, object, guard);
+        let transaction = transaction.delete(resource.key(namespace, name));
+        let transaction = allocate::restore(api, resource, object, transaction);
+        let removed = commit(api, resource, transaction, dry_run).await?;
+        if removed.is_some() && !dry_run {
             cleanup::after_removal(api, resource).await?;
-            let value = entry.value.clone();
-            let entry = Entry { key: entry.key.clone(), value, revision };
-            Ok(Some(Written { entry, created: false, warnings: Vec::new() }))
         }
-        None => Ok(None),
+        Ok(removed)
     }
 }
 

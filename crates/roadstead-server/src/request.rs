@@ -102,11 +102,17 @@ impl<'a> Target<'a> {
 pub struct Query(HashMap<String, String>);
 
 impl Query {
-    /// Takes a query apart. Of a repeated parameter the first value counts.
+    /// Takes a query apart. Of a repeated parameter the first value counts, but a dry run is all
+    /// that is ever said of `dryRun`: anything else is refused later.
     pub fn parse(text: Option<&str>) -> Self {
-        let mut values = HashMap::new();
+        let mut values = HashMap::<String, String>::new();
         for (name, value) in pairs(text) {
-            values.entry(name).or_insert(value);
+            let odd = name == "dryRun" && value != "All";
+            match values.get_mut(&name) {
+                Some(known) if odd => *known = value,
+                Some(_) => {}
+                None => drop(values.insert(name, value)),
+            }
         }
         Self(values)
     }
@@ -144,9 +150,8 @@ impl Query {
     /// Checks the parameters that say how to write; `kind` is what upstream calls them together.
     pub fn check_options(&self, kind: &'static str) -> Result<(), ApiError> {
         let mut causes = Causes::default();
-        match self.get("dryRun") {
-            "" | "All" => {}
-            other => causes.unsupported("dryRun", &json!([other]), &["All"]),
+        if self.has("dryRun") && !self.dry_run() {
+            causes.unsupported("dryRun", &json!([self.get("dryRun")]), &["All"]);
         }
         match self.get("fieldValidation") {
             "" | "Ignore" | "Warn" | "Strict" => {}

@@ -22,6 +22,7 @@ use crate::admit;
 use crate::allocate::{Allocation, ranges};
 use crate::api::Api;
 use crate::body::LIMIT;
+use crate::delete::Removal;
 use crate::error::ApiError;
 use crate::external_addresses;
 use crate::object;
@@ -183,9 +184,8 @@ async fn insert(
         validate(resource, Part::Main, &object, None)?;
         let warnings = resource.kind.warnings_on_create(&object);
         let value = encode(resource, &object)?;
-        let commit = commit(api, transaction.put(key.clone(), value.clone()), dry_run).await;
-        if let Some(revision) = commit? {
-            ranges::tidy(api, resource).await?;
+        let transaction = transaction.put(key.clone(), value.clone());
+        if let Some(revision) = commit(api, resource, transaction, dry_run).await? {
             let entry = Entry { key, value, revision };
             return Ok(Written { entry, created: true, warnings });
         }
@@ -248,8 +248,12 @@ pub async fn update(
         };
         if is_released(&new) {
             // What the new state would have taken is not taken: the object goes.
-            match crate::delete::finish(api, resource, &entry, guarded, dry_run).await? {
-                Some(written) => return Ok(written),
+            let removal = Removal { api, resource, object: &old, dry_run };
+            match removal.commit(guarded).await? {
+                Some(revision) => {
+                    let entry = Entry { key, value: entry.value.clone(), revision };
+                    return Ok(Written { entry, created: false, warnings });
+                }
                 None => continue,
             }
         }
@@ -267,9 +271,8 @@ pub async fn update(
             let entry = Entry { key, value, revision: entry.revision };
             return Ok(Written { entry, created: false, warnings });
         }
-        let commit = commit(api, transaction.put(key.clone(), value.clone()), dry_run).await;
-        if let Some(revision) = commit? {
-            ranges::tidy(api, resource).await?;
+        let transaction = transaction.put(key.clone(), value.clone());
+        if let Some(revision) = commit(api, resource, transaction, dry_run).await? {
             let entry = Entry { key, value, revision };
             return Ok(Written { entry, created: false, warnings });
         }
@@ -277,11 +280,13 @@ pub async fn update(
     Err(ApiError::internal(format!("too many writers compete for {key}")))
 }
 
-/// Carries out a transaction; `None` means that something changed meanwhile.
+/// Carries out a transaction about objects of a kind, and what follows from it; `None` means that
+/// something changed meanwhile.
 ///
-/// A dry run answers with the revision the store already has.
+/// A dry run answers with the revision the store already has, and nothing follows.
 pub async fn commit(
     api: &Api,
+    resource: &Resource,
     transaction: Transaction,
     dry_run: bool,
 ) -> Result<Option<Revision>, ApiError> {
@@ -294,6 +299,7 @@ pub async fn commit(
             if let Some(settled) = settled {
                 settled.wait(revision).await;
             }
+            ranges::tidy(api, resource).await?;
             Ok(Some(revision))
         }
         Err(StoreError::Conflict { .. }) => Ok(None),

@@ -3,6 +3,7 @@
 mod audit;
 mod definitions;
 mod documents;
+mod dry_runs;
 mod impersonate;
 mod lists;
 mod pods;

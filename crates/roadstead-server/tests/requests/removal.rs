@@ -169,3 +169,59 @@ async fn evictions_spend_the_budget() {
     assert!(spent["status"]["disruptedPods"]["a"].is_string(), "{spent}");
     assert_eq!(left(&server, PODS).await, "b");
 }
+
+#[tokio::test]
+async fn an_address_stays_taken_however_its_object_goes() {
+    const SERVICES: &str = "/api/v1/namespaces/default/services";
+    const ADDRESSES: &str = "/apis/networking.k8s.io/v1/ipaddresses";
+    let server = Server::new().await;
+    let service = |name: &str, address: &str| {
+        json!({"metadata": {"name": name},
+            "spec": {"clusterIP": address, "ports": [{"port": 80}]}})
+    };
+    let wait = json!({"metadata": {"finalizers": ["example.com/wait"]}});
+    let none = json!({"metadata": {"finalizers": null}});
+    // How the object goes: at once, or when its last finalizer does.
+    let ways = ["DELETE", "PATCH", "PUT", "apply", "collection"];
+    for (index, way) in ways.into_iter().enumerate() {
+        let address = format!("10.96.5.{}", index + 1);
+        let made = service(&format!("s{index}"), &address);
+        assert_eq!(server.ask(&format!("POST {SERVICES}"), made).await.code, 201, "{way}");
+        let path = format!("{ADDRESSES}/{address}");
+        let first = server.ask(&format!("GET {path}"), "").await.body;
+        let apply = async |mut metadata: Value| {
+            metadata["metadata"]["name"] = address.as_str().into();
+            metadata["apiVersion"] = "networking.k8s.io/v1".into();
+            metadata["kind"] = "IPAddress".into();
+            let request = format!("PATCH {path}?fieldManager=m");
+            server.ask_as(&request, "application/apply-patch+yaml", metadata).await
+        };
+        match way {
+            "apply" => drop(apply(wait.clone()).await),
+            "PATCH" | "PUT" => drop(server.ask(&format!("PATCH {path}"), &wait).await),
+            _ => {}
+        }
+        let query = match way {
+            "collection" => format!("DELETE {ADDRESSES}?fieldSelector=metadata.name%3D{address}"),
+            _ => format!("DELETE {path}"),
+        };
+        assert_eq!(server.ask(&query, "").await.code, 200, "{way}");
+        let mut going = server.ask(&format!("GET {path}"), "").await.body;
+        let answer = match way {
+            "PATCH" => server.ask(&format!("PATCH {path}"), &none).await,
+            "apply" => apply(json!({"metadata": {}})).await,
+            "PUT" => {
+                going["metadata"].as_object_mut().unwrap().remove("finalizers");
+                server.ask(&format!("PUT {path}"), &going).await
+            }
+            _ => server.ask(&format!("GET {path}"), "").await,
+        };
+        assert_eq!(answer.code, 200, "{way}: {}", answer.text);
+        let now = server.ask(&format!("GET {path}"), "").await;
+        assert_eq!(now.code, 200, "{way}: the address of a Service is free");
+        assert_ne!(now.body["metadata"]["uid"], first["metadata"]["uid"], "{way}");
+        assert_eq!(now.body["metadata"].get("finalizers"), None, "{way}");
+        let second = server.ask(&format!("POST {SERVICES}"), service("second", &address)).await;
+        assert_eq!(second.code, 422, "{way}: {}", second.text);
+    }
+}

@@ -4,7 +4,7 @@ use http::Request;
 
 use crate::discovery;
 use crate::registry::Registry;
-use crate::request::{Path, Query, Target};
+use crate::request::{Path, Query, Target, verb};
 
 /// What a request is about.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -38,16 +38,7 @@ impl About {
             return Self { verb, uri: path.clone(), ..Self::default() };
         };
         let watches = Query::parse(uri.query()).flag("watch");
-        let verb = match (request.method().as_str(), target.name) {
-            ("GET", _) if watches => "watch",
-            ("GET", "") => "list",
-            ("GET", _) => "get",
-            ("POST", _) => "create",
-            ("PUT", _) => "update",
-            ("PATCH", _) => "patch",
-            ("DELETE", "") => "deletecollection",
-            _ => "delete",
-        };
+        let verb = verb(request.method(), target.name, watches);
         Self {
             verb: verb.to_owned(),
             group: target.group.to_owned(),

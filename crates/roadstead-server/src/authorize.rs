@@ -1,5 +1,7 @@
 //! Who may do what: the questions that requests put to the policy.
 
+use std::sync::Arc;
+
 use http::Method;
 use roadstead_api::kind::Info;
 use roadstead_api::look::Look;
@@ -7,9 +9,10 @@ use serde_json::Value;
 
 use crate::api::{Api, User};
 use crate::error::ApiError;
+use crate::rbac::cover;
 use crate::rbac::rule::{self, Action, Rule};
 use crate::registry::Resource;
-use crate::request::{Query, Target};
+use crate::request::{self, Query, Target};
 
 /// Whether the user may ask for a path that is not about objects.
 pub fn path(api: &Api, user: &User, method: &Method, path: &str) -> Result<(), ApiError> {
@@ -42,16 +45,7 @@ pub fn verb(
     if user.is_anonymous() {
         return Err(ApiError::unauthorized());
     }
-    let verb = match (method.as_str(), target.name) {
-        ("GET", _) if query.flag("watch") => "watch",
-        ("GET", "") => "list",
-        ("GET", _) => "get",
-        ("POST", _) => "create",
-        ("PUT", _) => "update",
-        ("PATCH", _) => "patch",
-        ("DELETE", "") => "deletecollection",
-        _ => "delete",
-    };
+    let verb = request::verb(method, target.name, query.flag("watch"));
     let fields = match verb {
         "list" | "watch" | "deletecollection" => query.fields()?,
         _ => Vec::new(),
@@ -167,11 +161,13 @@ fn role_escalation(
     if api.rbac.allows(user, &special) {
         return Ok(());
     }
-    let held = api.rbac.rules_of(user, namespace);
+    let held = api.rbac.roles_of(user, namespace);
     check_held(user, info, name, &held, &rule::read(&role["rules"]))?;
     let sums = |role: &Value| !role.list("/aggregationRule/clusterRoleSelectors").is_empty();
     // A sum can gather anything, now or later.
-    if (sums(role) || old.is_some_and(sums)) && !rule::missing(&held, &rule::all()).is_empty() {
+    if (sums(role) || old.is_some_and(sums))
+        && !cover::missing(rules(&held), &rule::all()).is_empty()
+    {
         let why = "must have cluster-admin privileges to use the aggregationRule";
         return Err(ApiError::forbidden_object(info, name, why));
     }
@@ -196,27 +192,41 @@ fn binding_escalation(
     let Some(rules) = api.rbac.rules_of_role(kind, namespace, role) else {
         return Err(ApiError::not_found(&Info::new(GROUP, "v1", "", resource, ""), role));
     };
-    let held = api.rbac.rules_of(user, namespace);
+    let held = api.rbac.roles_of(user, namespace);
     check_held(user, info, binding.text("/metadata/name"), &held, &rules)
 }
+
+fn rules(roles: &[Arc<[Rule]>]) -> impl Iterator<Item = &Rule> {
+    roles.iter().flat_map(|role| role.iter())
+}
+
+/// The groups of a user may be anything that somebody impersonates.
+const GROUPS_SHOWN: usize = 1_000;
 
 fn check_held(
     user: &User,
     info: &Info,
     name: &str,
-    held: &[Rule],
+    held: &[Arc<[Rule]>],
     wanted: &[Rule],
 ) -> Result<(), ApiError> {
-    let missing = rule::missing(held, wanted);
+    let missing = cover::missing(rules(held), wanted);
     if missing.is_empty() {
         return Ok(());
     }
-    let missing: Vec<_> = missing.iter().map(rule::shown).collect();
+    let mut lines: Vec<_> = missing.named.iter().map(rule::shown).collect();
+    lines.sort();
+    match (missing.unsettled, missing.more) {
+        (true, _) => lines.push("… and more, of rules that are too many to compare".into()),
+        (false, 0) => {}
+        (false, more) => lines.push(format!("… and {more} more")),
+    }
+    let groups = format!("{:?}", user.groups);
     let why = format!(
-        "user {:?} (groups={:?}) is attempting to grant RBAC permissions not currently held:\n{}",
+        "user {:?} (groups={}) is attempting to grant RBAC permissions not currently held:\n{}",
         user.name,
-        user.groups,
-        missing.join("\n")
+        rule::cut(&groups, GROUPS_SHOWN),
+        lines.join("\n")
     );
     Err(ApiError::forbidden_object(info, name, &why))
 }

@@ -9,12 +9,12 @@ use std::time::Instant;
 use bytes::Bytes;
 use futures::FutureExt;
 use http::header::{
-    ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER,
-    USER_AGENT, WARNING,
+    ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue,
+    RETRY_AFTER, USER_AGENT, WARNING,
 };
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode, Uri};
-use http_body::Frame;
+use http_body::{Body as _, Frame};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use jiff::Timestamp;
@@ -73,7 +73,19 @@ where
     if let Ok(id) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(AUDIT_ID, id);
     }
-    compress::maybe(&parts, response)
+    match parts.method == Method::HEAD {
+        true => without_body(response),
+        false => compress::maybe(&parts, response),
+    }
+}
+
+/// The answer to a HEAD: how long the body would be, if that is known, and no body.
+fn without_body(response: Response<Body>) -> Response<Body> {
+    let (mut parts, body) = response.into_parts();
+    if let Some(length) = body.size_hint().exact() {
+        parts.headers.entry(CONTENT_LENGTH).or_insert_with(|| length.into());
+    }
+    Response::from_parts(parts, Full::default().boxed_unsync())
 }
 
 /// Answers somebody whom we know, or who did not say who they are; with what they sent.
@@ -231,8 +243,10 @@ async fn answer(
     };
     let deprecated = resource.info().deprecated;
     let silent = resource.bucket == "endpoints" && !api.services.warn_about_endpoints;
-    let watches = parts.method == Method::GET && call.query.flag("watch");
-    let answer = match call.answer(parts.method.as_str()).await {
+    // Whoever sends a HEAD is answered as by GET, up to the body.
+    let method = if parts.method == Method::HEAD { Method::GET } else { parts.method.clone() };
+    let watches = method == Method::GET && call.query.flag("watch");
+    let answer = match call.answer(method.as_str()).await {
         Ok(response) if yaml::is_wanted(accept) && !watches => Ok(yaml::answer(response).await),
         answer => answer,
     };
@@ -312,7 +326,7 @@ fn check_scope(resource: &Resource, target: &Target<'_>, method: &Method) -> Res
     let misplaced = !info.namespaced && !target.namespace.is_empty();
     let homeless = info.namespaced
         && target.namespace.is_empty()
-        && !(target.name.is_empty() && method == Method::GET);
+        && !(target.name.is_empty() && [Method::GET, Method::HEAD].contains(method));
     if misplaced || homeless {
         return Err(ApiError::no_such_path());
     }

@@ -3,23 +3,21 @@
 //! The policy is an index over the four RBAC kinds, brought up to date from their feeds before
 //! each question, so that a binding counts as soon as its creation has been answered.
 
-use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use roadstead_api::look::Look;
-use roadstead_api::selector::Selector;
 use roadstead_store::entry::Revision;
 use roadstead_store::feed::Feed;
 use roadstead_store::store::Store;
-use serde::Deserialize;
-use serde_json::Value;
 
 use crate::api::User;
 
 pub(crate) mod aggregate;
 pub mod bootstrap;
+pub mod cover;
+mod policy;
 pub mod rule;
 
+use policy::Policy;
 use rule::{Action, Rule};
 
 const GROUP: &str = "rbac.authorization.k8s.io";
@@ -34,7 +32,6 @@ pub struct Rbac {
 #[derive(Default)]
 struct State {
     feeds: Vec<Feed>,
-    objects: HashMap<(usize, Arc<str>), Value>,
     policy: Policy,
 }
 
@@ -46,22 +43,23 @@ impl Rbac {
 
     /// Whether any role of the user allows the action.
     pub fn allows(&self, user: &User, action: &Action<'_>) -> bool {
-        user.is_master() || self.with_policy(|policy| policy.allows(user, action))
+        let allows = |role: &Arc<[Rule]>| role.iter().any(|rule| rule.allows(action));
+        user.is_master() || self.roles_of(user, action.namespace).iter().any(allows)
     }
 
-    /// All rules that the user has in a namespace.
-    pub fn rules_of(&self, user: &User, namespace: &str) -> Vec<Rule> {
-        self.with_policy(|policy| policy.rules_of(user, namespace))
+    /// The rules of all roles that the user has in a namespace, by role.
+    pub fn roles_of(&self, user: &User, namespace: &str) -> Vec<Arc<[Rule]>> {
+        self.with_policy(|policy| policy.roles_of(user, namespace))
     }
 
     /// The rules of a role that a binding refers to.
-    pub fn rules_of_role(&self, kind: &str, namespace: &str, name: &str) -> Option<Vec<Rule>> {
+    pub fn rules_of_role(&self, kind: &str, namespace: &str, name: &str) -> Option<Arc<[Rule]>> {
         let namespace = if kind == "Role" { namespace } else { "" };
-        self.with_policy(|policy| {
-            policy.roles.get(&(namespace.to_owned(), name.to_owned())).cloned()
-        })
+        self.with_policy(|policy| policy.role(namespace, name))
     }
 
+    /// Looks something up. Rules, of which there may be many, are looked at afterwards: nobody waits
+    /// while somebody else's are.
     fn with_policy<T>(&self, ask: impl FnOnce(&Policy) -> T) -> T {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.refresh(&self.store);
@@ -75,135 +73,34 @@ impl State {
             self.read_all(store);
             return;
         }
-        let mut changed = false;
-        for kind in 0..KINDS.len() {
-            let Ok(batch) = self.feeds[kind].now() else {
+        for (kind, feed) in self.feeds.iter_mut().enumerate() {
+            let Ok(batch) = feed.now() else {
                 // We slept through more history than is kept.
                 self.read_all(store);
                 return;
             };
             for event in batch.events {
-                changed = true;
-                let key = (kind, event.key.path.clone());
-                match &event.after {
-                    Some(entry) => self.objects.insert(key, parse(&entry.value)),
-                    None => self.objects.remove(&key),
-                };
+                let value = event.after.as_ref().map(|entry| &entry.value[..]);
+                self.policy.observe((kind, event.key.path.clone()), value);
             }
         }
-        if changed {
-            self.policy = Policy::new(&self.objects);
-        }
+        self.policy.sum_up();
     }
 
     fn read_all(&mut self, store: &Arc<Store>) {
-        self.objects.clear();
-        self.feeds.clear();
+        *self = Self::default();
+        let mut feeds = Vec::new();
         for (kind, plural) in KINDS.iter().enumerate() {
             let bucket = format!("{plural}.{GROUP}");
             let Ok(snapshot) = store.list(&bucket, "", None) else { return };
             for entry in snapshot.entries {
-                self.objects.insert((kind, entry.key.path.clone()), parse(&entry.value));
+                self.policy.observe((kind, entry.key.path.clone()), Some(&entry.value));
             }
             let Ok(feed) = store.feed(&bucket, snapshot.revision.max(Revision(0))) else { return };
-            self.feeds.push(feed);
+            feeds.push(feed);
         }
-        self.policy = Policy::new(&self.objects);
-    }
-}
-
-fn parse(bytes: &[u8]) -> Value {
-    serde_json::from_slice(bytes).unwrap_or_default()
-}
-
-/// Namespace ("" for cluster roles) and name.
-type RoleKey = (String, String);
-
-/// The roles by name, and who has which.
-#[derive(Debug, Default)]
-struct Policy {
-    roles: BTreeMap<RoleKey, Vec<Rule>>,
-    /// By subject: where the binding holds ("" for everywhere), and the role.
-    bindings: HashMap<String, Vec<(String, RoleKey)>>,
-}
-
-impl Policy {
-    fn new(objects: &HashMap<(usize, Arc<str>), Value>) -> Self {
-        let mut policy = Self::default();
-        let of_kind = |wanted: usize| {
-            objects.iter().filter(move |((kind, _), _)| *kind == wanted).map(|(_, object)| object)
-        };
-        let cluster_roles: Vec<_> = of_kind(0).collect();
-        for role in of_kind(0).chain(of_kind(1)) {
-            let mut rules = Vec::new();
-            collect(role, &cluster_roles, &mut rules, &mut Vec::new());
-            let place = role.text("/metadata/namespace").to_owned();
-            policy.roles.insert((place, role.text("/metadata/name").to_owned()), rules);
-        }
-        for binding in of_kind(2).chain(of_kind(3)) {
-            let place = binding.text("/metadata/namespace").to_owned();
-            let home = match binding.text("/roleRef/kind") {
-                "Role" => place.clone(),
-                _ => String::new(),
-            };
-            let role = (home, binding.text("/roleRef/name").to_owned());
-            for subject in binding.list("/subjects") {
-                let entry = policy.bindings.entry(subject_key(subject)).or_default();
-                entry.push((place.clone(), role.clone()));
-            }
-        }
-        policy
-    }
-
-    fn allows(&self, user: &User, action: &Action<'_>) -> bool {
-        self.of(user, action.namespace).any(|rule| rule.allows(action))
-    }
-
-    fn rules_of(&self, user: &User, namespace: &str) -> Vec<Rule> {
-        self.of(user, namespace).cloned().collect()
-    }
-
-    fn of<'a>(&'a self, user: &'a User, namespace: &'a str) -> impl Iterator<Item = &'a Rule> {
-        let groups = user.groups.iter().map(|group| format!("Group:{group}"));
-        let subjects = groups.chain([format!("User:{}", user.name)]);
-        let held = subjects.filter_map(|subject| self.bindings.get(&subject)).flatten();
-        let here = held.filter(move |(place, _)| place.is_empty() || place == namespace);
-        here.filter_map(|(_, role)| self.roles.get(role)).flatten()
-    }
-}
-
-/// A role's own rules and those of the roles that it aggregates, which may aggregate others.
-fn collect<'a>(
-    role: &'a Value,
-    all: &[&'a Value],
-    rules: &mut Vec<Rule>,
-    seen: &mut Vec<*const Value>,
-) {
-    if seen.contains(&std::ptr::from_ref(role)) {
-        return;
-    }
-    seen.push(role);
-    rules.extend(rule::read(&role["rules"]));
-    for selector in role.list("/aggregationRule/clusterRoleSelectors") {
-        let selector = Deserialize::deserialize(selector).unwrap_or_default();
-        let selector = Selector::from_object(&selector);
-        let matches =
-            |other: &Value| selector.matches(|key| other["metadata"]["labels"][key].as_str());
-        for part in all.iter().filter(|other| matches(other)) {
-            collect(part, all, rules, seen);
-        }
-    }
-}
-
-/// Service accounts are users with a long name.
-fn subject_key(subject: &Value) -> String {
-    match subject.text("/kind") {
-        "ServiceAccount" => format!(
-            "User:system:serviceaccount:{}:{}",
-            subject.text("/namespace"),
-            subject.text("/name")
-        ),
-        kind => format!("{kind}:{}", subject.text("/name")),
+        self.feeds = feeds;
+        self.policy.sum_up();
     }
 }
 

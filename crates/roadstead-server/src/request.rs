@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
+use http::Method;
 use roadstead_api::invalid::Causes;
 use roadstead_api::selector::{FieldCondition, Selector, parse_fields};
 use serde_json::json;
@@ -94,6 +95,22 @@ impl<'a> Target<'a> {
             [plural, name, subresource] => Self { plural, name, subresource, ..target },
             _ => return None,
         })
+    }
+}
+
+/// What a method does to objects, in the words of roles: to a collection if `name` is empty. A HEAD is
+/// a GET whose answer has no body. Methods that do nothing have no word, as for upstream.
+pub fn verb(method: &Method, name: &str, watches: bool) -> &'static str {
+    match (method.as_str(), name) {
+        ("GET" | "HEAD", _) if watches => "watch",
+        ("GET" | "HEAD", "") => "list",
+        ("GET" | "HEAD", _) => "get",
+        ("POST", _) => "create",
+        ("PUT", _) => "update",
+        ("PATCH", _) => "patch",
+        ("DELETE", "") => "deletecollection",
+        ("DELETE", _) => "delete",
+        _ => "",
     }
 }
 
@@ -247,6 +264,36 @@ fn paths_are_taken_apart() {
     let hidden = ["/api/v1/nodes/a%2Fstatus", "/api/v1/nodes/%ff", "/api/v1/%2fpods"];
     for path in nothing.into_iter().chain(empty).chain(hidden) {
         assert_eq!(show(path), None, "{path}");
+    }
+}
+
+#[test]
+fn verbs() {
+    // Method, name, whether it watches, verb.
+    let cases = [
+        ("GET", "", false, "list"),
+        ("GET", "", true, "watch"),
+        ("GET", "a", false, "get"),
+        ("GET", "a", true, "watch"),
+        ("HEAD", "", false, "list"),
+        ("HEAD", "", true, "watch"),
+        ("HEAD", "a", false, "get"),
+        ("POST", "", false, "create"),
+        ("POST", "a", false, "create"),
+        ("PUT", "a", false, "update"),
+        ("PATCH", "a", false, "patch"),
+        ("DELETE", "a", false, "delete"),
+        ("DELETE", "a", true, "delete"),
+        ("DELETE", "", false, "deletecollection"),
+        ("OPTIONS", "a", false, ""),
+        ("TRACE", "a", false, ""),
+        ("CONNECT", "a", false, ""),
+        ("delete", "a", false, ""),
+        ("PURGE", "", false, ""),
+    ];
+    for (method, name, watches, want) in cases {
+        let bytes = Method::from_bytes(method.as_bytes()).unwrap();
+        assert_eq!(verb(&bytes, name, watches), want, "{method} {name:?}");
     }
 }
 

@@ -1,10 +1,12 @@
 //! Questions in the form of objects, and their answers.
 
+use std::sync::Arc;
+
 use roadstead_api::look::Look;
 use serde_json::{Value, json};
 
 use crate::api::{Api, User};
-use crate::rbac::rule::{Action, Rule};
+use crate::rbac::rule::{self, Action, Rule};
 use crate::tokens::{self, Bearer};
 
 /// Answers a question by completing its status.
@@ -14,7 +16,7 @@ pub fn answer(api: &Api, user: &User, plural: &str, namespace: &str, mut review:
         "tokenreviews" => token(api, &review),
         "selfsubjectaccessreviews" => access(api, user, &review["spec"]),
         "selfsubjectrulesreviews" => {
-            rules(&api.rbac.rules_of(user, review.text("/spec/namespace")), user)
+            rules(&api.rbac.roles_of(user, review.text("/spec/namespace")), user)
         }
         _ => {
             let mut spec = review["spec"].clone();
@@ -77,21 +79,37 @@ fn access(api: &Api, user: &User, spec: &Value) -> Value {
     json!({"allowed": api.rbac.allows(user, &action)})
 }
 
-fn rules(rules: &[Rule], user: &User) -> Value {
-    let everything = Rule {
-        verbs: vec!["*".into()],
-        groups: vec!["*".into()],
-        resources: vec!["*".into()],
-        ..Rule::default()
-    };
-    let all = rules.iter().chain(user.is_master().then_some(&everything));
-    let (paths, resources): (Vec<_>, Vec<_>) = all.partition(|rule| !rule.paths.is_empty());
-    let resources = resources.iter().map(|rule| {
-        json!({"verbs": rule.verbs, "apiGroups": rule.groups, "resources": rule.resources,
-            "resourceNames": rule.names})
-    });
-    let paths =
-        paths.iter().map(|rule| json!({"verbs": rule.verbs, "nonResourceURLs": rule.paths}));
-    json!({"incomplete": false, "resourceRules": resources.collect::<Vec<_>>(),
-        "nonResourceRules": paths.collect::<Vec<_>>()})
+/// How many items (verbs, groups, …) the rules in an answer may have together.
+const ITEMS: usize = 20_000;
+/// And how many bytes these.
+const BYTES: usize = 1 << 20;
+
+/// What the user may do, or the beginning of it: whoever may write roles can give themselves very
+/// many.
+fn rules(roles: &[Arc<[Rule]>], user: &User) -> Value {
+    let all = roles.iter().flat_map(|role| role.iter());
+    let everything = rule::all();
+    let all = all.chain(everything.iter().filter(|_| user.is_master()));
+    let (mut resources, mut paths) = (Vec::new(), Vec::new());
+    let (mut items, mut bytes, mut complete) = (0, 0, true);
+    for rule in all {
+        let lists = [&rule.verbs, &rule.groups, &rule.resources, &rule.names, &rule.paths];
+        items += lists.iter().map(|list| list.len()).sum::<usize>();
+        bytes += lists.iter().flat_map(|list| list.iter()).map(String::len).sum::<usize>();
+        if items > ITEMS || bytes > BYTES {
+            complete = false;
+            break;
+        }
+        match rule.paths.is_empty() {
+            true => resources.push(json!({"verbs": rule.verbs, "apiGroups": rule.groups,
+                "resources": rule.resources, "resourceNames": rule.names})),
+            false => paths.push(json!({"verbs": rule.verbs, "nonResourceURLs": rule.paths})),
+        }
+    }
+    let mut status =
+        json!({"incomplete": !complete, "resourceRules": resources, "nonResourceRules": paths});
+    if !complete {
+        status["evaluationError"] = "there are more rules than can be shown".into();
+    }
+    status
 }

@@ -1,6 +1,9 @@
 //! One rule of a role, and what it allows.
 
+use std::borrow::Cow;
+
 use roadstead_api::look::Look;
+use serde::Deserialize;
 use serde_json::Value;
 
 /// What somebody wants to do.
@@ -21,17 +24,21 @@ pub struct Action<'a> {
 }
 
 /// Verbs on resources, or on paths.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
 pub struct Rule {
     /// `*` is all.
     pub verbs: Vec<String>,
     /// `*` is all.
+    #[serde(rename = "apiGroups")]
     pub groups: Vec<String>,
     /// `*` is all, `*/scale` a subresource of all.
     pub resources: Vec<String>,
     /// Empty is all.
+    #[serde(rename = "resourceNames")]
     pub names: Vec<String>,
     /// `/healthz/*` is all below.
+    #[serde(rename = "nonResourceURLs")]
     pub paths: Vec<String>,
 }
 
@@ -74,50 +81,6 @@ impl Rule {
         let name = self.names.is_empty() || self.names.iter().any(|name| name == action.name);
         has(&self.groups, action.group) && resource && name
     }
-
-    /// Every single permission in the rule, as rules of one verb each.
-    fn atoms(&self) -> Vec<Rule> {
-        let mut atoms = Vec::new();
-        for verb in &self.verbs {
-            let verbs = vec![verb.clone()];
-            for path in &self.paths {
-                let paths = vec![path.clone()];
-                atoms.push(Rule { verbs: verbs.clone(), paths, ..Rule::default() });
-            }
-            for group in &self.groups {
-                for resource in &self.resources {
-                    atoms.push(Rule {
-                        verbs: verbs.clone(),
-                        groups: vec![group.clone()],
-                        resources: vec![resource.clone()],
-                        names: self.names.clone(),
-                        paths: Vec::new(),
-                    });
-                }
-            }
-        }
-        atoms
-    }
-
-    /// Whether this rule contains all of an atom.
-    fn contains(&self, atom: &Rule) -> bool {
-        let one = |list: &[String], wanted: &[String]| wanted.iter().all(|item| has(list, item));
-        if !one(&self.verbs, &atom.verbs) {
-            return false;
-        }
-        if let Some(path) = atom.paths.first() {
-            return self.paths.iter().any(|own| {
-                own == path || own.strip_suffix('*').is_some_and(|prefix| path.starts_with(prefix))
-            });
-        }
-        let names = self.names.is_empty()
-            || (!atom.names.is_empty() && atom.names.iter().all(|name| self.names.contains(name)));
-        let resource = |wanted: &String| {
-            let any = wanted.split_once('/').map(|(_, sub)| format!("*/{sub}"));
-            has(&self.resources, wanted) || any.is_some_and(|any| self.resources.contains(&any))
-        };
-        one(&self.groups, &atom.groups) && atom.resources.iter().all(resource) && names
-    }
 }
 
 /// Everything that there is to allow.
@@ -127,19 +90,16 @@ pub fn all() -> Vec<Rule> {
     vec![resources, Rule { verbs: every(), paths: every(), ..Rule::default() }]
 }
 
-/// What of `wanted` is not in `held`: nobody may give away what they do not have.
-pub fn missing(held: &[Rule], wanted: &[Rule]) -> Vec<Rule> {
-    let atoms = wanted.iter().flat_map(Rule::atoms);
-    atoms.filter(|atom| !held.iter().any(|rule| rule.contains(atom))).collect()
-}
+/// The room that a rule, and one item of it, may take in a refusal.
+const LINE: usize = 300;
 
-/// A rule as upstream prints it in refusals.
+/// A rule as upstream prints it in refusals, cut if it is long.
 pub fn shown(rule: &Rule) -> String {
     let list = |name: &str, items: &[String]| match items {
         [] => String::new(),
         items => format!(
             "{name}:[{}]",
-            items.iter().map(|i| format!("{i:?}")).collect::<Vec<_>>().join(" ")
+            items.iter().map(|i| format!("{:?}", cut(i, LINE))).collect::<Vec<_>>().join(" ")
         ),
     };
     let parts = [
@@ -150,5 +110,13 @@ pub fn shown(rule: &Rule) -> String {
         list("Verbs", &rule.verbs),
     ];
     let parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
-    format!("{{{}}}", parts.join(", "))
+    cut(&format!("{{{}}}", parts.join(", ")), LINE).into_owned()
+}
+
+/// A text, or its beginning if it has more bytes than that.
+pub fn cut(text: &str, most: usize) -> Cow<'_, str> {
+    match text.len() > most {
+        true => format!("{}…", &text[..text.floor_char_boundary(most)]).into(),
+        false => text.into(),
+    }
 }

@@ -6,6 +6,7 @@ mod documents;
 mod dry_runs;
 mod impersonate;
 mod lists;
+mod methods;
 mod pods;
 mod proxy;
 mod removal;

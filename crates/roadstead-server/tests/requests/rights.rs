@@ -208,3 +208,45 @@ async fn a_request_for_a_certificate_says_who_made_it() {
     let status = alice(&server, &format!("PATCH {requests}/r/status"), none).await;
     assert_eq!(status.body["status"]["conditions"][0]["type"], "Approved", "{}", status.text);
 }
+
+#[tokio::test]
+async fn a_small_role_is_not_multiplied_out() {
+    let server = server(
+        "get pods; create,update,get rbac.authorization.k8s.io:roles,rolebindings; create \
+         authorization.k8s.io:selfsubjectrulesreviews",
+    )
+    .await;
+    let words = |letter: &str| (0..330).map(|n| format!("{letter}{n}")).collect::<Vec<_>>();
+    let rules = json!([{"verbs": words("v"), "apiGroups": words("g"), "resources": words("r")}]);
+    let role = json!({"metadata": {"name": "wide"}, "rules": rules});
+    let path = format!("{RBAC}/namespaces/default/roles");
+    let began = std::time::Instant::now();
+    let refused = alice(&server, &format!("POST {path}"), role.clone()).await;
+    assert_eq!(refused.code, 403);
+    assert!(refused.text.len() < 20_000, "{} bytes", refused.text.len());
+    let message = refused.body["message"].as_str().unwrap();
+    assert!(message.ends_with("\n… and 108880 more"), "{message}");
+    assert!(
+        message.contains("{APIGroups:[\"g0\"], Resources:[\"r0\"], Verbs:[\"v0\" "),
+        "{message}"
+    );
+    // Held as often as one likes, it counts once.
+    assert_eq!(server.ask(&format!("POST {path}"), role.clone()).await.code, 201);
+    let subjects: Vec<_> = (0..2_000)
+        .map(|_| json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "alice"}))
+        .collect();
+    let binding = json!({"metadata": {"name": "wide"}, "subjects": subjects, "roleRef":
+        {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "wide"}});
+    let path = format!("{RBAC}/namespaces/default/rolebindings");
+    assert_eq!(server.ask(&format!("POST {path}"), binding).await.code, 201);
+    let review = json!({"spec": {"namespace": "default"}});
+    let reviews = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews";
+    let answer = alice(&server, &format!("POST {reviews}"), review).await;
+    assert_eq!((answer.code, &answer.body["status"]["incomplete"]), (201, &json!(false)));
+    assert!(answer.text.len() < 50_000, "{} bytes", answer.text.len());
+    let mut again = role;
+    again["metadata"]["name"] = "again".into();
+    let path = format!("{RBAC}/namespaces/default/roles");
+    assert_eq!(alice(&server, &format!("POST {path}"), again).await.code, 201, "now it is held");
+    assert!(began.elapsed().as_secs() < 5, "{:?}", began.elapsed());
+}

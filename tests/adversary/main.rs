@@ -6,6 +6,7 @@
 mod process;
 
 mod careless_operator;
+mod client;
 mod damaged_disk;
 mod namespace_admin;
 mod namespace_editor;

@@ -80,17 +80,26 @@ impl Display for Cause {
 #[derive(Debug, Default)]
 pub struct Causes(pub Vec<Cause>);
 
+/// How many mistakes are told: whoever makes more has to mend these first.
+const MOST: usize = 500;
+/// How much is told of a field's path, and of a value.
+const FIELD: usize = 1 << 10;
+const VALUE: usize = 16 << 10;
+
 impl Causes {
     fn add(&mut self, mistake: Mistake, field: impl Into<String>, detail: &[&dyn Display]) {
+        if self.0.len() >= MOST {
+            return;
+        }
         let mut message = mistake.words().to_owned();
         for part in detail {
-            let part = part.to_string();
+            let part = cut(part.to_string(), VALUE);
             if !part.is_empty() {
                 message.push_str(": ");
                 message.push_str(&part);
             }
         }
-        self.0.push(Cause { field: field.into(), mistake, message });
+        self.0.push(Cause { field: cut(field.into(), FIELD), mistake, message });
     }
 
     /// Nothing is there; `detail` may be empty.
@@ -140,6 +149,28 @@ impl Causes {
     pub fn type_invalid(&mut self, field: impl Into<String>, value: &Value, detail: impl Display) {
         self.add(Mistake::TypeInvalid, field, &[value, &detail]);
     }
+}
+
+/// A text, or its beginning.
+fn cut(mut text: String, most: usize) -> String {
+    if text.len() > most {
+        text.truncate(text.floor_char_boundary(most));
+        text.push('…');
+    }
+    text
+}
+
+#[test]
+fn mistakes_are_told_up_to_a_bound() {
+    let mut causes = Causes::default();
+    let long = json!("x".repeat(1 << 20));
+    for number in 0..10_000 {
+        causes.invalid(format!("{number}{}", "y".repeat(FIELD)), &long, "is wrong");
+    }
+    assert_eq!(causes.0.len(), MOST);
+    assert!(causes.0.iter().all(|cause| cause.message.len() < 2 * VALUE));
+    assert!(causes.0.iter().all(|cause| cause.field.len() <= FIELD + 3));
+    assert!(causes.0[0].message.ends_with("…: is wrong"));
 }
 
 #[test]

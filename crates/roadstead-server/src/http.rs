@@ -10,7 +10,7 @@ use bytes::Bytes;
 use futures::FutureExt;
 use http::header::{
     ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue,
-    RETRY_AFTER, USER_AGENT, WARNING,
+    RETRY_AFTER, USER_AGENT,
 };
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode, Uri};
@@ -32,7 +32,8 @@ use crate::registry::{Registry, Resource};
 use crate::request::{Path, Query, Target};
 use crate::view::View;
 use crate::{
-    audit, authorize, compress, discovery, health, impersonate, openapi, proxy, tag, tokens, yaml,
+    audit, authorize, compress, discovery, health, impersonate, openapi, proxy, tag, tokens,
+    warning, yaml,
 };
 
 /// By which a request is known in the audit log.
@@ -82,7 +83,7 @@ where
 /// The answer to a HEAD: how long the body would be, if that is known, and no body.
 fn without_body(response: Response<Body>) -> Response<Body> {
     let (mut parts, body) = response.into_parts();
-    if let Some(length) = body.size_hint().exact() {
+    if let Some(length) = body.size_hint().exact().filter(|length| *length > 0) {
         parts.headers.entry(CONTENT_LENGTH).or_insert_with(|| length.into());
     }
     Response::from_parts(parts, Full::default().boxed_unsync())
@@ -255,12 +256,7 @@ async fn answer(
     }
     // Those who are refused hear it too, and everybody hears it first.
     let mut response = answer.unwrap_or_else(|error| failure(&error));
-    let others: Vec<_> = response.headers().get_all(WARNING).iter().cloned().collect();
-    response.headers_mut().remove(WARNING);
-    warn(&mut response, deprecated);
-    for other in others {
-        response.headers_mut().append(WARNING, other);
-    }
+    warning::add_first(response.headers_mut(), deprecated);
     Ok(response)
 }
 
@@ -334,11 +330,8 @@ fn check_scope(resource: &Resource, target: &Target<'_>, method: &Method) -> Res
 }
 
 /// Adds a line that clients show to their users.
-pub(crate) fn warn(response: &mut Response<Body>, warning: &str) {
-    let text = format!("299 - \"{}\"", warning.replace('\\', "\\\\").replace('"', "\\\""));
-    if let Ok(value) = HeaderValue::from_str(&text) {
-        response.headers_mut().append(WARNING, value);
-    }
+pub(crate) fn warn(response: &mut Response<Body>, text: &str) {
+    warning::add(response.headers_mut(), text);
 }
 
 pub(crate) fn ok(body: impl Into<Bytes>) -> Response<Body> {

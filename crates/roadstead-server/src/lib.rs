@@ -52,6 +52,7 @@ pub mod settle;
 mod tag;
 pub mod tokens;
 mod view;
+mod warning;
 mod watch;
 mod write;
 mod yaml;

@@ -31,6 +31,9 @@ use crate::request::Target;
 /// How long a pod may take to accept a connection.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// And how long until it begins to answer.
+const HEAD: Duration = Duration::from_secs(60);
+
 /// Headers that are about one connection only, or about the API server.
 const OURS: [HeaderName; 5] = [AUTHORIZATION, CONNECTION, HOST, TRANSFER_ENCODING, UPGRADE];
 
@@ -92,7 +95,9 @@ pub async fn answer(
     // It ends with the answer, or with whoever waits for it.
     tokio::spawn(connection);
     let request = onward(parts, target.rest, &address, prefix, body)?;
-    let response = sender.send_request(request).await.map_err(|error| failed(&error))?;
+    let response = time::timeout(HEAD, sender.send_request(request)).await;
+    let response = response.map_err(|_| failed(&"net/http: timeout awaiting response headers"))?;
+    let response = response.map_err(|error| failed(&error))?;
     Ok(back(response, prefix, &address))
 }
 

@@ -12,6 +12,11 @@ pub fn decode(schema: &Schema, id: TypeId, value: &mut Value) -> Result<Vec<Stri
     Ok(decoder.unknown)
 }
 
+/// How many unknown fields are told (upstream tells as many).
+const MOST: usize = 100;
+/// And how much of each name.
+const LONGEST: usize = 256;
+
 struct Decoder<'a> {
     schema: &'a Schema,
     /// Field names and list positions from the root.
@@ -86,7 +91,9 @@ impl Decoder<'_> {
                 _ if value.is_null() => drop.push(name.clone()),
                 Some(field) => self.value(&field.ty, value, Some(definition))?,
                 None => {
-                    self.unknown.push(self.shown(true));
+                    if self.unknown.len() < MOST {
+                        self.unknown.push(self.shown(true));
+                    }
                     drop.push(name.clone());
                 }
             }
@@ -120,10 +127,11 @@ impl Decoder<'_> {
         let mut text = String::new();
         for step in &self.path {
             match step {
-                Step::Field(name) if text.is_empty() => text.push_str(name),
                 Step::Field(name) => {
-                    text.push('.');
-                    text.push_str(name);
+                    if !text.is_empty() {
+                        text.push('.');
+                    }
+                    text.push_str(&name[..name.floor_char_boundary(LONGEST)]);
                 }
                 Step::Index(index) if with_indexes => text.push_str(&format!("[{index}]")),
                 Step::Index(_) => {}

@@ -19,6 +19,11 @@ pub(super) fn prune_part(schema: &Structural, value: &mut Value) -> Vec<String> 
     pruner.unknown
 }
 
+/// How many unknown fields are told (upstream tells as many).
+const MOST: usize = 100;
+/// And how much of each path.
+const LONGEST: usize = 1024;
+
 struct Pruner {
     path: String,
     unknown: Vec<String>,
@@ -58,8 +63,9 @@ impl Pruner {
             }
             None => schema.preserves_unknown || matches!(schema.additional, Additional::Any),
         };
-        if !known {
-            self.unknown.push(self.path.clone());
+        if !known && self.unknown.len() < MOST {
+            let end = self.path.floor_char_boundary(LONGEST);
+            self.unknown.push(self.path[..end].to_owned());
         }
         self.path.truncate(length);
         known

@@ -14,6 +14,9 @@ pub fn validate(schema: &Structural, value: &Value, path: &str, causes: &mut Cau
     Validator { causes }.value(schema, value, path);
 }
 
+/// Names and paths that are longer are cut.
+const LONG: usize = 1024;
+
 struct Validator<'a> {
     causes: &'a mut Causes,
 }
@@ -175,8 +178,10 @@ impl Validator<'_> {
             self.causes.too_many(path, count, most);
         }
         let below = |name: &str| match path {
-            "" => name.to_owned(),
-            path => format!("{path}.{name}"),
+            "" => name[..name.floor_char_boundary(LONG)].to_owned(),
+            // Nobody reads such a path; and each field below would repeat it.
+            path if path.len() > LONG => path.to_owned(),
+            path => format!("{path}.{}", &name[..name.floor_char_boundary(LONG)]),
         };
         for (name, value) in fields {
             let schema = match (&schema.additional, schema.properties.get(name)) {

@@ -98,8 +98,8 @@ impl<'de> Visitor<'de> for Part<'_> {
             if self.0.len() > known {
                 prefix(&mut self.0[known..], &name);
             }
-            if fields.contains_key(&name) {
-                self.0.push(name.clone());
+            if self.0.len() < MOST && fields.contains_key(&name) {
+                self.0.push(shortened(&name).to_owned());
             }
             fields.insert(name, value);
         }
@@ -107,7 +107,17 @@ impl<'de> Visitor<'de> for Part<'_> {
     }
 }
 
+/// How many fields are noticed (upstream notices as many),
+const MOST: usize = 100;
+/// and how much of a name is told.
+const NAME: usize = 256;
+
+fn shortened(name: &str) -> &str {
+    &name[..name.floor_char_boundary(NAME.min(name.len()))]
+}
+
 fn prefix(paths: &mut [String], name: &str) {
+    let name = shortened(name);
     for path in paths {
         let dot = if path.starts_with('[') { "" } else { "." };
         *path = format!("{name}{dot}{path}");
@@ -135,6 +145,11 @@ fn what_is_given_twice_is_noticed() {
         let yaml = super::yaml(&bytes::Bytes::from(text)).unwrap();
         assert_eq!((yaml.duplicates, yaml.value), (json.duplicates, json.value), "{name}");
     }
+    let name = "n".repeat(100_000);
+    let many = format!("{{\"{name}\": {{{}\"b\": 1}}}}", "\"a\": 1,".repeat(10_000));
+    let json: Document = serde_json::from_str(&many).unwrap();
+    assert_eq!(json.duplicates.len(), MOST);
+    assert!(json.duplicates.iter().all(|path| path.len() <= NAME + 2));
     let yaml = super::yaml(&bytes::Bytes::from("a: 1\nb:\n- c: yes\n  c: no\n1: x\n")).unwrap();
     assert_eq!(yaml.duplicates, ["b[0].c"]);
 }

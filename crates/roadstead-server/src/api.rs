@@ -21,6 +21,7 @@ use crate::receive::Bodies;
 use crate::registry::{Catalog, Registry};
 use crate::settle::Settled;
 use crate::tokens::Tokens;
+use crate::turns::Turns;
 
 /// What an operator can choose.
 pub struct Config {
@@ -70,6 +71,7 @@ pub struct Api {
     pub(crate) tokens: Tokens,
     pub(crate) limits: Limits,
     pub(crate) bodies: Bodies,
+    pub(crate) turns: Turns,
     pub(crate) metrics: Metrics,
     pub(crate) audit: Option<Audit>,
     pub(crate) services: Services,
@@ -100,6 +102,7 @@ impl Api {
             schema: Schema::kubernetes(),
             limits: Limits::default(),
             bodies: Bodies::default(),
+            turns: Turns::default(),
             metrics: Metrics::default(),
             audit: config.audit.take(),
             config,

@@ -20,6 +20,7 @@ use crate::patch::{self, Patch};
 use crate::registry::Resource;
 use crate::request::{Query, Target};
 use crate::scale::Places;
+use crate::turns::Flow;
 use crate::view::View;
 use crate::write::{Owner, Part, Written};
 use crate::{
@@ -47,6 +48,8 @@ pub struct Call<'a> {
     pub manager: String,
     /// The body.
     pub body: Bytes,
+    /// The work that the answer takes.
+    pub flow: &'a Arc<Flow>,
 }
 
 impl Call<'_> {
@@ -64,7 +67,7 @@ impl Call<'_> {
         }
         match (method, self.target.name, self.target.subresource) {
             ("GET", "", _) if self.query.flag("watch") => self.watch(),
-            ("GET", "", _) => self.list(),
+            ("GET", "", _) => read::list(self).await,
             ("GET", _, "") if self.query.flag("watch") => self.watch(),
             ("GET", _, "" | "status" | "approval") => self.get(),
             ("GET", _, "scale") => self.get_scale(),
@@ -86,15 +89,12 @@ impl Call<'_> {
     }
 
     fn get(&self) -> Result<Response<Body>, ApiError> {
-        read::get(self.api, self.resource, &self.target, self.view).map(ok)
-    }
-
-    fn list(&self) -> Result<Response<Body>, ApiError> {
-        read::list(self.api, self.resource, &self.target, &self.query, self.view)
+        let entry = read::entry(self.api, self.resource, &self.target)?;
+        Ok(self.view.answer(self.resource, entry, self.flow))
     }
 
     fn watch(&self) -> Result<Response<Body>, ApiError> {
-        let watch = read::watch(self.api, self.resource, &self.target, &self.query, self.view)?;
+        let watch = read::watch(self)?;
         let about = About {
             group: self.target.group.to_owned(),
             version: self.target.version.to_owned(),

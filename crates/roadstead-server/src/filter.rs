@@ -66,6 +66,11 @@ impl Filter {
         !self.labels.is_empty() || !self.names.is_empty() || !self.fields.is_empty()
     }
 
+    /// Whether objects have to be read.
+    pub fn reads(&self) -> bool {
+        !self.labels.is_empty() || !self.fields.is_empty()
+    }
+
     /// Whether an object matches.
     pub fn matches(&self, path: &str, bytes: &[u8]) -> bool {
         path.starts_with(&self.prefix)

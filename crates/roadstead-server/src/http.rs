@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use futures::FutureExt;
+use futures::{FutureExt, StreamExt};
 use http::header::{
     ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue,
     RETRY_AFTER, USER_AGENT,
@@ -30,10 +30,11 @@ use crate::error::ApiError;
 use crate::receive::Received;
 use crate::registry::{Registry, Resource};
 use crate::request::{Path, Query, Target};
+use crate::turns::{Flow, TURN};
 use crate::view::View;
 use crate::{
-    audit, authorize, compress, discovery, health, impersonate, openapi, proxy, tag, tokens,
-    warning, yaml,
+    audit, authorize, compress, discovery, health, impersonate, openapi, proxy, rbac, slices, tag,
+    tokens, warning, yaml,
 };
 
 /// By which a request is known in the audit log.
@@ -53,10 +54,13 @@ where
     let (mut parts, body) = request.into_parts();
     let id = audit_id(&parts.headers);
     let (caller, known) = caller(&api, &user, &mut parts);
+    let flow = api.turns.of(caller.acting());
+    let asked = Asked { api, caller: Arc::new(caller), parts: Arc::new(parts), flow };
     let (response, body) = match known {
-        Ok(()) => admitted(&api, &caller, &about, &parts, body).await,
+        Ok(()) => admitted(&asked, &about, body).await,
         Err(error) => (failure(&error), Received::default()),
     };
+    let Asked { api, caller, parts, flow } = asked;
     count(&api, &about, &response, begin);
     let source = parts.extensions.get::<SocketAddr>().map(SocketAddr::ip);
     let media_type = parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
@@ -76,7 +80,7 @@ where
     }
     match parts.method == Method::HEAD {
         true => without_body(response),
-        false => compress::maybe(&parts, response),
+        false => compress::maybe(&parts, &flow, response),
     }
 }
 
@@ -89,19 +93,23 @@ fn without_body(response: Response<Body>) -> Response<Body> {
     Response::from_parts(parts, Full::default().boxed_unsync())
 }
 
+/// A request, and who sent it.
+#[derive(Clone)]
+struct Asked {
+    api: Arc<Api>,
+    caller: Arc<Caller>,
+    parts: Arc<Parts>,
+    flow: Arc<Flow>,
+}
+
 /// Answers somebody whom we know, or who did not say who they are; with what they sent.
-async fn admitted<B>(
-    api: &Arc<Api>,
-    caller: &Caller,
-    about: &About,
-    parts: &Parts,
-    body: B,
-) -> (Response<Body>, Received)
+async fn admitted<B>(asked: &Asked, about: &About, body: B) -> (Response<Body>, Received)
 where
     B: http_body::Body<Data = Bytes> + Send,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let user = caller.role.as_ref().unwrap_or(&caller.user);
+    let Asked { api, caller, parts, flow } = asked;
+    let user = caller.acting();
     // Nobody reads what strangers send.
     let body = match (user.is_anonymous(), about.is_mutating()) {
         (true, true) => Err(ApiError::unauthorized()),
@@ -123,7 +131,14 @@ where
             Err(error) => return (failure(&error), body),
         },
     };
-    let response = AssertUnwindSafe(answer(api, user, parts, body.bytes.clone()));
+    let hard = about.is_mutating() && is_hard(asked, about, &body.bytes);
+    let answer = answer(asked.clone(), body.bytes.clone());
+    let response = AssertUnwindSafe(async {
+        match hard {
+            true => flow.follow(answer).await,
+            false => answer.await,
+        }
+    });
     // A mistake of ours is for whoever hits it, not for all who share the connection.
     let response = response.catch_unwind().await.unwrap_or_else(|_| {
         error!(uri = about.uri, "a request made us panic");
@@ -131,6 +146,25 @@ where
     });
     drop(place);
     (response.unwrap_or_else(|error| failure(&error)), body)
+}
+
+/// Whether a write takes long: it is large, or what it changes is, or there may be much of that.
+fn is_hard(asked: &Asked, about: &About, body: &Bytes) -> bool {
+    let Asked { api, parts, .. } = asked;
+    let media_type = parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    // YAML takes much longer to read than JSON.
+    let is_yaml = media_type.is_some_and(|media_type| media_type.contains("yaml"));
+    let most = if is_yaml { TURN / 8 } else { TURN };
+    if body.len() > most || about.verb == "deletecollection" {
+        return true;
+    }
+    let registry = api.registry();
+    let resource = registry.find(&about.group, &about.version, &about.resource);
+    let stored = resource.filter(|_| !about.name.is_empty()).and_then(|resource| {
+        let namespace = if resource.info().namespaced { &*about.namespace } else { "" };
+        api.store.get(&resource.key(namespace, &about.name))
+    });
+    stored.is_some_and(|entry| entry.value.len() > TURN)
 }
 
 fn count(api: &Api, about: &About, response: &Response<Body>, begin: Instant) {
@@ -157,6 +191,13 @@ struct Caller {
     user: User,
     /// Whom they act as, if that is somebody else.
     role: Option<User>,
+}
+
+impl Caller {
+    /// Whose rights count.
+    fn acting(&self) -> &User {
+        self.role.as_ref().unwrap_or(&self.user)
+    }
 }
 
 /// As much as is known about who asks, and why that is not enough.
@@ -193,12 +234,9 @@ pub fn failure(error: &ApiError) -> Response<Body> {
     response
 }
 
-async fn answer(
-    api: &Arc<Api>,
-    user: &User,
-    parts: &Parts,
-    body: Bytes,
-) -> Result<Response<Body>, ApiError> {
+async fn answer(asked: Asked, body: Bytes) -> Result<Response<Body>, ApiError> {
+    let Asked { api, caller, parts, flow } = &asked;
+    let user = caller.acting();
     let path = parts.uri.path();
     let query = Query::parse(parts.uri.query());
     let header = |name| parts.headers.get(name).and_then(|v: &HeaderValue| v.to_str().ok());
@@ -214,7 +252,11 @@ async fn answer(
         let response = fixed(api, &registry, &parts.uri, accept);
         let response = response.ok_or_else(ApiError::no_such_path)?;
         let document = ["/api", "/apis", "/openapi"].iter().any(|root| path.starts_with(root));
-        return Ok(if document { tag::answer(&parts.headers, response).await } else { response });
+        return Ok(if document {
+            tag::answer(&parts.headers, flow, response).await
+        } else {
+            response
+        });
     };
     if user.is_anonymous() {
         return Err(ApiError::unauthorized());
@@ -241,6 +283,7 @@ async fn answer(
         media_type: header(CONTENT_TYPE).unwrap_or(""),
         manager,
         body,
+        flow,
     };
     let deprecated = resource.info().deprecated;
     let silent = resource.bucket == "endpoints" && !api.services.warn_about_endpoints;
@@ -248,9 +291,15 @@ async fn answer(
     let method = if parts.method == Method::HEAD { Method::GET } else { parts.method.clone() };
     let watches = method == Method::GET && call.query.flag("watch");
     let answer = match call.answer(method.as_str()).await {
-        Ok(response) if yaml::is_wanted(accept) && !watches => Ok(yaml::answer(response).await),
+        Ok(response) if yaml::is_wanted(accept) && !watches => {
+            Ok(yaml::answer(flow, response).await)
+        }
         answer => answer,
     };
+    if resource.info().group == rbac::GROUP && method != Method::GET {
+        // Whoever changes the rights takes them in, not whoever comes next.
+        api.rbac.refresh();
+    }
     if deprecated.is_empty() || silent {
         return answer;
     }
@@ -310,7 +359,11 @@ fn fixed(api: &Api, registry: &Registry, uri: &Uri, accept: &str) -> Option<Resp
 /// The whole store as a file, for `roadstead snapshot save`.
 fn snapshot(api: &Api) -> Response<Body> {
     let pieces = roadstead_store::snapshot::write(&api.store);
-    let frames = futures::stream::iter(pieces.map(|piece| Ok(Frame::data(piece))));
+    let frames = futures::stream::iter(pieces).then(async |piece| {
+        // Others get their turn in between.
+        tokio::task::yield_now().await;
+        Ok(Frame::data(piece))
+    });
     let mut response = Response::new(BodyExt::boxed_unsync(StreamBody::new(frames)));
     let media_type = HeaderValue::from_static("application/octet-stream");
     response.headers_mut().insert(CONTENT_TYPE, media_type);
@@ -346,7 +399,7 @@ fn text(body: impl Into<Bytes>) -> Response<Body> {
 }
 
 pub(crate) fn respond(code: StatusCode, body: impl Into<Bytes>) -> Response<Body> {
-    let mut response = Response::new(Full::new(body.into()).boxed_unsync());
+    let mut response = Response::new(slices::body(body.into()));
     *response.status_mut() = code;
     let media_type = HeaderValue::from_static("application/json");
     response.headers_mut().insert(CONTENT_TYPE, media_type);

@@ -4,7 +4,8 @@
 //! (`read`, `watch`) in the form the client wants (`view`); writes are decoded (`body`), merged where they
 //! are patches (`patch`, `scale`), given defaults and validated by their kind (`roadstead-api`),
 //! completed with addresses and ports (`allocate`) and committed (`write`, `delete`, `cleanup`).
-//! Components in the same process use the same router without a socket (`local`).
+//! What takes long is done in turns, beside everything else (`turns`). Components in the same
+//! process use the same router without a socket (`local`).
 
 mod about;
 mod admit;
@@ -49,8 +50,10 @@ mod scale;
 pub mod secret_file;
 pub mod serve;
 pub mod settle;
+mod slices;
 mod tag;
 pub mod tokens;
+mod turns;
 mod view;
 mod warning;
 mod watch;

@@ -58,6 +58,39 @@ pub fn splice(out: &mut BytesMut, value: &[u8], revision: Revision) {
     out.put_slice(&value[at..]);
 }
 
+/// The stored bytes up to `end`, parted where the revision belongs.
+pub fn parts(value: &Bytes, end: usize) -> (Bytes, Bytes) {
+    let at = find(value, METADATA).expect("stored objects have metadata") + METADATA.len();
+    (value.slice(..at), value.slice(at..end))
+}
+
+/// The revision as a field of metadata, of which `rest` follows.
+pub fn version(revision: Revision, rest: &[u8]) -> String {
+    let comma = if rest.first() == Some(&b'}') { "" } else { "," };
+    format!("\"resourceVersion\":\"{revision}\"{comma}")
+}
+
+/// Where the metadata of stored bytes end.
+pub fn end_of_metadata(value: &[u8]) -> usize {
+    let at = find(value, METADATA).expect("stored objects have metadata") + METADATA.len();
+    let (mut depth, mut in_text, mut escaped) = (1, false, false);
+    let end = value[at..].iter().position(|byte| {
+        match byte {
+            _ if escaped => {
+                escaped = false;
+                return false;
+            }
+            b'\\' => escaped = in_text,
+            b'"' => in_text = !in_text,
+            b'{' if !in_text => depth += 1,
+            b'}' if !in_text => depth -= 1,
+            _ => {}
+        }
+        depth == 0
+    });
+    at + end.expect("stored objects are JSON") + 1
+}
+
 /// The object as a value, with its revision.
 pub fn value(entry: &Entry) -> Value {
     value_at(&entry.value, entry.revision)
@@ -87,4 +120,15 @@ fn what_is_stored_comes_back_with_its_revision() {
     let mut want = object.clone();
     want["metadata"]["resourceVersion"] = "7".into();
     assert_eq!(serde_json::from_slice::<Value>(&out).unwrap(), want);
+    let (before, after) = parts(&bytes, bytes.len());
+    let parted = [&before, version(Revision(7), &after).as_bytes(), &after].concat();
+    assert_eq!(parted, out);
+    for metadata in [json!({}), json!({"a": "}\\\"}", "b": {"c": [{}]}, "\\": "\""})] {
+        let object =
+            json!({"apiVersion": "v1", "kind": "A", "metadata": metadata, "data": {"x": 1}});
+        let bytes = encode(&object);
+        let (_, own) = parts(&bytes, end_of_metadata(&bytes));
+        let text = [&b"{"[..], &own].concat();
+        assert_eq!(serde_json::from_slice::<Value>(&text).unwrap(), metadata);
+    }
 }

@@ -20,7 +20,7 @@ pub mod rule;
 use policy::Policy;
 use rule::{Action, Rule};
 
-const GROUP: &str = "rbac.authorization.k8s.io";
+pub(crate) const GROUP: &str = "rbac.authorization.k8s.io";
 const KINDS: [&str; 4] = ["clusterroles", "roles", "clusterrolebindings", "rolebindings"];
 
 /// Answers who may do what.
@@ -56,6 +56,11 @@ impl Rbac {
     pub fn rules_of_role(&self, kind: &str, namespace: &str, name: &str) -> Option<Arc<[Rule]>> {
         let namespace = if kind == "Role" { namespace } else { "" };
         self.with_policy(|policy| policy.role(namespace, name))
+    }
+
+    /// Takes in what has changed.
+    pub fn refresh(&self) {
+        self.with_policy(|_| ());
     }
 
     /// Looks something up. Rules, of which there may be many, are looked at afterwards: nobody waits

@@ -5,9 +5,7 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use bytes::Bytes;
 use http::Response;
-use jiff::Timestamp;
 use roadstead_api::invalid::Causes;
 use roadstead_store::entry::{Entry, Revision};
 use roadstead_store::error::StoreError;
@@ -16,24 +14,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::api::Api;
+use crate::call::Call;
 use crate::error::ApiError;
 use crate::filter::Filter;
 use crate::http::Body;
 use crate::registry::Resource;
 use crate::request::{Query, Target};
-use crate::view::{Listed, View};
-use crate::watch::{Initial, Watch};
-
-/// One object.
-pub fn get(
-    api: &Api,
-    resource: &Resource,
-    target: &Target<'_>,
-    view: View,
-) -> Result<Bytes, ApiError> {
-    let entry = entry(api, resource, target)?;
-    Ok(view.one(resource, &entry, Timestamp::now()))
-}
+use crate::turns::{Flow, TURN};
+use crate::view::Listed;
+use crate::watch::{Initial, Subject, Watch};
 
 /// The entry of one object.
 pub fn entry(api: &Api, resource: &Resource, target: &Target<'_>) -> Result<Arc<Entry>, ApiError> {
@@ -74,15 +63,11 @@ impl Continue {
 }
 
 /// The objects of a kind, or a page of them.
-pub fn list(
-    api: &Api,
-    resource: &Resource,
-    target: &Target<'_>,
-    query: &Query,
-    view: View,
-) -> Result<Response<Body>, ApiError> {
+pub async fn list(call: &Call<'_>) -> Result<Response<Body>, ApiError> {
+    let Call { api, resource, target, query, view, flow, .. } = call;
     check_list_options(query)?;
     let filter = Filter::new(resource, target.namespace, target.name, query)?;
+    let filter = Arc::new(filter);
     let limit = usize::try_from(query.number("limit")?).unwrap_or(usize::MAX);
     let token = match query.get("continue") {
         "" => None,
@@ -98,7 +83,7 @@ pub fn list(
             let range = Range { prefix: filter.prefix(), after: start, limit };
             api.store.page(&resource.bucket, &range, at)
         }
-        false => matching(api, resource, &filter, start, limit, at),
+        false => matching(call, &filter, start, limit, at).await,
     };
     let page = page.map_err(|error| match (error, &token) {
         (StoreError::Compacted { .. }, Some(token)) => {
@@ -118,30 +103,62 @@ pub fn list(
         next = Continue::write(revision, &last.key.path, served);
     }
     let listed = Listed { entries: page.entries, revision: page.revision, next, remaining };
-    Ok(view.many(resource, listed, Timestamp::now()))
+    Ok(view.many(resource, listed, flow))
 }
 
 /// The first objects that pass a filter, looked for outside the store.
-fn matching(
-    api: &Api,
-    resource: &Resource,
-    filter: &Filter,
+async fn matching(
+    call: &Call<'_>,
+    filter: &Arc<Filter>,
     start: &str,
     limit: usize,
     at: Option<Revision>,
 ) -> Result<Page, StoreError> {
-    let Snapshot { mut entries, revision } =
-        api.store.list(&resource.bucket, filter.prefix(), at)?;
+    let found = call.api.store.list(&call.resource.bucket, filter.prefix(), at)?;
+    let Snapshot { mut entries, revision } = found;
     let total = entries.len();
-    entries.retain(|entry| {
-        *entry.key.path > *start
-            && (!filter.looks_inside() || filter.matches(&entry.key.path, &entry.value))
-    });
+    entries.retain(|entry| *entry.key.path > *start);
+    if filter.looks_inside() {
+        entries = selected(entries, filter, call.flow).await;
+    }
     let more = limit > 0 && entries.len() > limit;
     if more {
         entries.truncate(limit);
     }
     Ok(Page { entries, more, total, revision })
+}
+
+/// How much is read at once of objects to be selected.
+const READ: usize = 4 * TURN;
+
+/// The entries that match. Where much has to be read for it, that is done in turns.
+async fn selected(entries: Vec<Arc<Entry>>, filter: &Arc<Filter>, flow: &Flow) -> Vec<Arc<Entry>> {
+    let size: usize = entries.iter().map(|entry| entry.value.len()).sum();
+    let matches =
+        |filter: &Filter, entry: &Arc<Entry>| filter.matches(&entry.key.path, &entry.value);
+    if !filter.reads() || size <= TURN {
+        return entries.into_iter().filter(|entry| matches(filter, entry)).collect();
+    }
+    let (mut found, mut rest) = (Vec::new(), entries.into_iter());
+    while !rest.as_slice().is_empty() {
+        let filter = filter.clone();
+        let work = move || {
+            let (mut read, mut passed) = (0, Vec::new());
+            while read < READ
+                && let Some(entry) = rest.next()
+            {
+                read += entry.value.len();
+                if matches(&filter, &entry) {
+                    passed.push(entry);
+                }
+            }
+            (passed, rest)
+        };
+        let (passed, left) = flow.work(work).await;
+        found.extend(passed);
+        rest = left;
+    }
+    found
 }
 
 /// The past revision that a list insists on, if it does.
@@ -216,13 +233,8 @@ fn check_watch_options(query: &Query) -> Result<(), ApiError> {
 }
 
 /// A watch of the objects of a kind.
-pub fn watch(
-    api: &Api,
-    resource: &Resource,
-    target: &Target<'_>,
-    query: &Query,
-    view: View,
-) -> Result<Watch, ApiError> {
+pub fn watch(call: &Call<'_>) -> Result<Watch, ApiError> {
+    let Call { api, resource, target, query, view, flow, .. } = call;
     let filter = Filter::new(resource, target.namespace, target.name, query)?;
     check_watch_options(query)?;
     let bookmarks = query.flag("allowWatchBookmarks");
@@ -247,6 +259,7 @@ pub fn watch(
         0 => Duration::from_secs(30 * 60 + after.0 % 1800),
         seconds => Duration::from_secs(seconds),
     };
-    let resource = resource.clone();
-    Ok(Watch { resource, view, filter, bookmarks, timeout, initial, feed })
+    let resource = Resource::clone(resource);
+    let subject = Arc::new(Subject { resource, view: *view, filter });
+    Ok(Watch { subject, bookmarks, timeout, initial, feed, flow: Arc::clone(flow) })
 }

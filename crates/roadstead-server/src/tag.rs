@@ -7,14 +7,18 @@ use http::{Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 
 use crate::http::Body;
+use crate::slices;
+use crate::turns::{Flow, TURN};
 
 /// Puts a tag on a document, or says that the client has it.
-pub async fn answer(headers: &HeaderMap, response: Response<Body>) -> Response<Body> {
+pub async fn answer(headers: &HeaderMap, flow: &Flow, response: Response<Body>) -> Response<Body> {
     let (mut parts, body) = response.into_parts();
     let bytes = body.collect().await.unwrap_or_else(|never| match never {}).to_bytes();
-    let mut hasher = DefaultHasher::new();
-    bytes.hash(&mut hasher);
-    let tag = format!("\"{:016X}\"", hasher.finish());
+    let document = bytes.clone();
+    let tag = match document.len() > TURN {
+        true => flow.work(move || tag(&document)).await,
+        false => tag(&document),
+    };
     let known = headers.get(IF_NONE_MATCH).and_then(|value| value.to_str().ok()).unwrap_or("");
     let is_known = known.split(',').any(|known| known.trim() == tag);
     if let Ok(tag) = HeaderValue::from_str(&tag) {
@@ -26,21 +30,30 @@ pub async fn answer(headers: &HeaderMap, response: Response<Body>) -> Response<B
         parts.status = StatusCode::NOT_MODIFIED;
         return Response::from_parts(parts, Full::default().boxed_unsync());
     }
-    Response::from_parts(parts, Full::new(bytes).boxed_unsync())
+    Response::from_parts(parts, slices::body(bytes))
+}
+
+fn tag(document: &[u8]) -> String {
+    let mut hasher = DefaultHasher::new();
+    document.hash(&mut hasher);
+    format!("\"{:016X}\"", hasher.finish())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::User;
+    use crate::turns::Turns;
 
     #[tokio::test]
     async fn who_has_it_need_not_read_it() {
         let document = |text: &'static str| Response::new(Full::from(text).boxed_unsync());
-        let first = answer(&HeaderMap::new(), document("a")).await;
+        let flow = Turns::new(1).of(&User::component());
+        let first = answer(&HeaderMap::new(), &flow, document("a")).await;
         let tag = first.headers()[ETAG].clone();
         let headers: HeaderMap = [(IF_NONE_MATCH, tag)].into_iter().collect();
         for (text, code) in [("a", StatusCode::NOT_MODIFIED), ("b", StatusCode::OK)] {
-            assert_eq!(answer(&headers, document(text)).await.status(), code, "{text}");
+            assert_eq!(answer(&headers, &flow, document(text)).await.status(), code, "{text}");
         }
     }
 }

@@ -11,9 +11,10 @@ use serde_json::{Value, json};
 
 use crate::error::ApiError;
 use crate::http::{Body, ok};
-use crate::listing::Listing;
+use crate::listing::{Listing, Ready};
 use crate::object;
 use crate::registry::Resource;
+use crate::turns::{Flow, TURN};
 
 /// One of the forms in which we can write objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,29 +81,75 @@ impl View {
         }
     }
 
+    /// One object as the answer to whoever wants to read it.
+    pub fn answer(
+        self,
+        resource: &Resource,
+        entry: Arc<Entry>,
+        flow: &Arc<Flow>,
+    ) -> Response<Body> {
+        let now = Timestamp::now();
+        if entry.value.len() <= TURN {
+            return ok(self.one(resource, &entry, now));
+        }
+        let (head, tail) = match self {
+            Self::Object | Self::Metadata => (String::new(), ""),
+            Self::Table(_) => {
+                let metadata = json!({"resourceVersion": entry.revision.to_string()});
+                (table_head(&*resource.kind, &metadata), "]}")
+            }
+        };
+        let (resource, entries) = (resource.clone(), vec![entry].into_iter());
+        Listing { resource, view: self, now, head, entries, tail }.answer(flow)
+    }
+
     /// Several objects as the answer to a list.
-    pub fn many(self, resource: &Resource, list: Listed, now: Timestamp) -> Response<Body> {
+    pub fn many(self, resource: &Resource, list: Listed, flow: &Arc<Flow>) -> Response<Body> {
         let info = resource.info();
+        let metadata = list.metadata();
+        let head = match self {
+            Self::Table(_) => table_head(&*resource.kind, &metadata),
+            Self::Metadata => format!(
+                "{{\"kind\":\"PartialObjectMetadataList\",\"apiVersion\":\"meta.k8s.io/v1\",\
+                 \"metadata\":{metadata},\"items\":["
+            ),
+            Self::Object => format!(
+                "{{\"kind\":\"{}List\",\"apiVersion\":\"{}\",\"metadata\":{metadata},\"items\":[",
+                info.kind,
+                info.api_version(),
+            ),
+        };
+        let (resource, now) = (resource.clone(), Timestamp::now());
+        let entries = list.entries.into_iter();
+        Listing { resource, view: self, now, head, entries, tail: "]}" }.answer(flow)
+    }
+
+    /// Whether an object has to be read whole to be written in this form.
+    pub fn is_hard(self, resource: &Resource, entry: &Entry) -> bool {
+        matches!(self, Self::Table(_)) || resource.converts(&entry.value)
+    }
+
+    /// Writes one object of a list.
+    pub fn write(self, resource: &Resource, entry: &Entry, now: Timestamp, out: &mut Ready) {
         match self {
+            Self::Object => write_object(resource, entry, out),
+            Self::Metadata if resource.converts(&entry.value) => {
+                out.share(metadata(&resource.value(entry)).to_string().into());
+            }
+            Self::Metadata => write_metadata(entry, out),
             Self::Table(include) => {
-                let rows = list.entries.iter().map(|entry| row(resource, entry, include, now));
-                ok(table(&*resource.kind, rows.collect(), list.metadata()))
-            }
-            Self::Metadata => {
-                let objects = list.entries.iter().map(|entry| metadata(&resource.value(entry)));
-                let items: Vec<_> = objects.collect();
-                let list = json!({"kind": "PartialObjectMetadataList",
-                    "apiVersion": "meta.k8s.io/v1", "metadata": list.metadata(), "items": items});
-                ok(list.to_string())
-            }
-            Self::Object => {
-                let head = format!(
-                    "{{\"kind\":\"{}List\",\"apiVersion\":\"{}\",\"metadata\":{},\"items\":[",
-                    info.kind,
-                    info.api_version(),
-                    list.metadata()
-                );
-                Listing::new(resource, head.into(), list.entries).answer()
+                let cells = Value::from(resource.kind.cells(&object::value(entry), now));
+                out.put(b"{\"cells\":");
+                out.share(cells.to_string().into());
+                if include != Include::None {
+                    out.put(b",\"object\":");
+                }
+                match include {
+                    Include::None => {}
+                    Include::Metadata => write_metadata(entry, out),
+                    Include::Object => write_object(resource, entry, out),
+                }
+                out.put(b"}");
             }
         }
     }
@@ -160,6 +207,28 @@ impl Listed {
     }
 }
 
+fn write_object(resource: &Resource, entry: &Entry, out: &mut Ready) {
+    let value = match resource.converts(&entry.value) {
+        true => resource.shown(&entry.value).into_owned().into(),
+        false => entry.value.clone(),
+    };
+    let (before, after) = object::parts(&value, value.len());
+    out.share(before);
+    out.put(object::version(entry.revision, &after).as_bytes());
+    out.share(after);
+}
+
+/// As [`metadata`], without reading the rest of the object.
+fn write_metadata(entry: &Entry, out: &mut Ready) {
+    out.put(
+        b"{\"kind\":\"PartialObjectMetadata\",\"apiVersion\":\"meta.k8s.io/v1\",\"metadata\":{",
+    );
+    let (_, after) = object::parts(&entry.value, object::end_of_metadata(&entry.value));
+    out.put(object::version(entry.revision, &after).as_bytes());
+    out.share(after);
+    out.put(b"}");
+}
+
 fn metadata(object: &Value) -> Value {
     json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1",
         "metadata": object["metadata"]})
@@ -180,14 +249,26 @@ fn table(kind: &dyn Kind, rows: Vec<Value>, metadata: Value) -> String {
 }
 
 fn table_value(kind: &dyn Kind, rows: Vec<Value>, metadata: Value) -> Value {
+    json!({"kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": metadata,
+        "columnDefinitions": columns(kind), "rows": rows})
+}
+
+/// A table up to its first row.
+fn table_head(kind: &dyn Kind, metadata: &Value) -> String {
+    let columns = Value::from(columns(kind));
+    format!(
+        "{{\"kind\":\"Table\",\"apiVersion\":\"meta.k8s.io/v1\",\"metadata\":{metadata},\
+         \"columnDefinitions\":{columns},\"rows\":["
+    )
+}
+
+fn columns(kind: &dyn Kind) -> Vec<Value> {
     let columns = kind.columns().iter().map(|column| {
         let format = if column.name == "Name" { "name" } else { "" };
         json!({"name": column.name, "type": column.ty, "format": format, "description": "",
             "priority": i32::from(column.wide)})
     });
-    let columns: Vec<_> = columns.collect();
-    json!({"kind": "Table", "apiVersion": "meta.k8s.io/v1", "metadata": metadata,
-        "columnDefinitions": columns, "rows": rows})
+    columns.collect()
 }
 
 #[test]

@@ -12,26 +12,27 @@ use bytes::{BufMut, Bytes, BytesMut};
 use futures::stream::{self, Stream};
 use jiff::Timestamp;
 use roadstead_store::entry::{Entry, Event, Revision};
-use roadstead_store::feed::Feed;
+use roadstead_store::feed::{Batch, Feed};
 use serde_json::{Value, json};
 use tokio::time::{self, Instant};
 
 use crate::error::ApiError;
 use crate::filter::Filter;
 use crate::registry::Resource;
+use crate::turns::{Flow, TURN};
 use crate::view::View;
 
 /// How often a watcher that asked for bookmarks gets one.
 const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
+/// What an event counts for at least, however small its object.
+const LEAST: usize = 200;
+/// What is read at once, whatever it takes.
+const SMALL: usize = TURN / 4;
 
 /// What a watcher asked for.
 pub struct Watch {
-    /// The kind it watches.
-    pub resource: Resource,
-    /// The form in which it wants objects.
-    pub view: View,
-    /// Which objects it wants.
-    pub filter: Filter,
+    /// What it wants to see.
+    pub subject: Arc<Subject>,
     /// Whether it wants to know the revision when nothing happens.
     pub bookmarks: bool,
     /// When the server ends the watch.
@@ -40,6 +41,18 @@ pub struct Watch {
     pub initial: Option<Initial>,
     /// The place in the history from which live events are told.
     pub feed: Feed,
+    /// The work that it takes.
+    pub flow: Arc<Flow>,
+}
+
+/// What a watcher wants to see, and how.
+pub struct Subject {
+    /// The kind.
+    pub resource: Resource,
+    /// The form of objects.
+    pub view: View,
+    /// Which objects.
+    pub filter: Filter,
 }
 
 /// The state at the beginning of a watch.
@@ -60,6 +73,7 @@ pub fn lines(watch: Watch) -> impl Stream<Item = Bytes> + Send {
         next_bookmark: now + BOOKMARK_EVERY,
         reached: Revision(0),
         pending: VecDeque::new(),
+        read: 0,
         first: true,
         done: false,
         watch,
@@ -76,21 +90,30 @@ struct Watcher {
     next_bookmark: Instant,
     /// All events up to here have been told.
     reached: Revision,
-    pending: VecDeque<Bytes>,
+    pending: VecDeque<Pending>,
+    /// How much has been read and told in this turn.
+    read: usize,
     first: bool,
     done: bool,
 }
 
+/// What is to be told, if it concerns the watcher.
+enum Pending {
+    /// It does.
+    Line(Bytes),
+    /// An object was there from the beginning.
+    Initial(Arc<Entry>),
+    Event(Arc<Event>),
+}
+
 impl Watcher {
-    /// Tells the next part of the initial state, or that it was all; false if it was before. Nothing
-    /// is encoded before the client has taken what came before: there may be many objects, and many
+    /// Goes on with the initial state, or says that it was all; false if it was before. Nothing is
+    /// encoded before the client has taken what came before: there may be many objects, and many
     /// clients who read slowly.
     fn begin(&mut self) -> bool {
         let Some(initial) = &mut self.watch.initial else { return false };
-        let filter = &self.watch.filter;
-        let matches = |entry: &Arc<Entry>| filter.matches(&entry.key.path, &entry.value);
-        if let Some(entry) = initial.entries.find(matches) {
-            self.tell("ADDED", &entry);
+        if let Some(entry) = initial.entries.next() {
+            self.pending.push_back(Pending::Initial(entry));
             return true;
         }
         let Some(initial) = self.watch.initial.take() else { return false };
@@ -98,15 +121,18 @@ impl Watcher {
         if initial.marked {
             let annotations = json!({"k8s.io/initial-events-end": "true"});
             let line = self.bookmark(Some(annotations));
-            self.pending.push_back(line);
+            self.pending.push_back(Pending::Line(line));
         }
         true
     }
 
     async fn next(&mut self) -> Option<Bytes> {
         loop {
-            if let Some(line) = self.pending.pop_front() {
-                return Some(line);
+            if let Some(pending) = self.pending.pop_front() {
+                match self.tell(pending).await {
+                    Some(line) => return Some(line),
+                    None => continue,
+                }
             }
             if self.done {
                 return None;
@@ -117,15 +143,11 @@ impl Watcher {
             let bookmark_at = if self.watch.bookmarks { self.next_bookmark } else { self.end };
             tokio::select! {
                 batch = self.watch.feed.next() => match batch {
-                    Ok(batch) => {
-                        for event in batch.events {
-                            self.see(&event);
-                        }
-                        self.reached = batch.revision;
-                    }
+                    Ok(batch) => self.take(batch),
                     Err(error) => {
                         let status = ApiError::from(error).to_status();
-                        self.pending.push_back(line("ERROR", status.to_string().as_bytes()));
+                        let line = line("ERROR", status.to_string().as_bytes());
+                        self.pending.push_back(Pending::Line(line));
                         self.done = true;
                     }
                 },
@@ -141,55 +163,51 @@ impl Watcher {
         if self.watch.bookmarks {
             // The feed was empty up to the store's own revision.
             if let Ok(batch) = self.watch.feed.now() {
-                for event in batch.events {
-                    self.see(&event);
-                }
-                self.reached = batch.revision;
+                self.take(batch);
             }
             let line = self.bookmark(None);
-            self.pending.push_back(line);
+            self.pending.push_back(Pending::Line(line));
             self.next_bookmark = now + BOOKMARK_EVERY;
         }
     }
 
-    /// An object that enters the selection is new to this watcher, one that leaves it is gone.
-    fn see(&mut self, event: &Event) {
-        let filter = &self.watch.filter;
-        if !event.key.path.starts_with(filter.prefix()) {
-            return;
-        }
-        let matches = |entry: &Option<Arc<Entry>>| {
-            entry.as_ref().is_some_and(|entry| {
-                !filter.looks_inside() || filter.matches(&entry.key.path, &entry.value)
-            })
-        };
-        let kind = match (matches(&event.before), matches(&event.after)) {
-            (false, true) => "ADDED",
-            (true, true) => "MODIFIED",
-            (true, false) => "DELETED",
-            (false, false) => return,
-        };
-        // The state of a deleted object is its last one, at the revision of the deletion.
-        let entry = if kind == "DELETED" { &event.before } else { &event.after };
-        let entry = entry.as_ref().expect("it matched");
-        if self.watch.view == View::Object && !self.watch.resource.converts(&entry.value) {
-            let lines = event.memo(Lines::new);
-            self.pending.push_back(lines.of(kind, event));
-            return;
-        }
-        let (key, value) = (entry.key.clone(), entry.value.clone());
-        self.tell(kind, &Entry { key, value, revision: event.revision });
+    fn take(&mut self, batch: Batch) {
+        self.reached = batch.revision;
+        let prefix = self.watch.subject.filter.prefix();
+        let near = batch.events.into_iter().filter(|event| event.key.path.starts_with(prefix));
+        self.pending.extend(near.map(Pending::Event));
     }
 
-    fn tell(&mut self, kind: &str, entry: &Entry) {
-        let view = self.watch.view;
-        let first = std::mem::take(&mut self.first);
-        let object = view.watched(&self.watch.resource, entry, first, Timestamp::now());
-        self.pending.push_back(line(kind, &object));
+    /// The line about something that happened, if it concerns the watcher.
+    async fn tell(&mut self, pending: Pending) -> Option<Bytes> {
+        let Watch { subject, flow, .. } = &self.watch;
+        let size = match &pending {
+            Pending::Line(_) => 0,
+            Pending::Initial(entry) => entry.value.len(),
+            Pending::Event(event) => {
+                let states = [&event.before, &event.after].into_iter().flatten();
+                states.map(|entry| entry.value.len()).max().unwrap_or(0)
+            }
+        };
+        self.read += size + LEAST;
+        if self.read > TURN {
+            self.read = 0;
+            flow.turn().await;
+        }
+        let first = self.first;
+        let line = if size > SMALL && subject.is_hard(&pending) {
+            let subject = subject.clone();
+            flow.work(move || subject.line(&pending, first)).await
+        } else {
+            subject.line(&pending, first)
+        };
+        self.first &= line.is_none();
+        line
     }
 
     fn bookmark(&self, annotations: Option<Value>) -> Bytes {
-        let (kind, version) = self.watch.view.type_meta(&*self.watch.resource.kind);
+        let Subject { resource, view, .. } = &*self.watch.subject;
+        let (kind, version) = view.type_meta(&*resource.kind);
         let mut metadata = json!({"resourceVersion": self.reached.to_string()});
         if let Some(annotations) = annotations {
             metadata["annotations"] = annotations;
@@ -202,6 +220,58 @@ impl Watcher {
             object["columnDefinitions"] = json!([]);
         }
         line("BOOKMARK", object.to_string().as_bytes())
+    }
+}
+
+impl Subject {
+    /// Whether objects have to be read.
+    fn is_hard(&self, pending: &Pending) -> bool {
+        let entry = match pending {
+            Pending::Line(_) => return false,
+            Pending::Initial(entry) => Some(entry),
+            Pending::Event(event) => event.after.as_ref().or(event.before.as_ref()),
+        };
+        self.filter.reads() || entry.is_some_and(|entry| self.view.is_hard(&self.resource, entry))
+    }
+
+    fn line(&self, pending: &Pending, first: bool) -> Option<Bytes> {
+        match pending {
+            Pending::Line(line) => Some(line.clone()),
+            Pending::Initial(entry) => {
+                let matches = self.filter.matches(&entry.key.path, &entry.value);
+                matches.then(|| self.shown("ADDED", entry, first))
+            }
+            Pending::Event(event) => self.happened(event, first),
+        }
+    }
+
+    /// An object that enters the selection is new to this watcher, one that leaves it is gone.
+    fn happened(&self, event: &Event, first: bool) -> Option<Bytes> {
+        let filter = &self.filter;
+        let matches = |entry: &Option<Arc<Entry>>| {
+            entry.as_ref().is_some_and(|entry| {
+                !filter.looks_inside() || filter.matches(&entry.key.path, &entry.value)
+            })
+        };
+        let kind = match (matches(&event.before), matches(&event.after)) {
+            (false, true) => "ADDED",
+            (true, true) => "MODIFIED",
+            (true, false) => "DELETED",
+            (false, false) => return None,
+        };
+        // The state of a deleted object is its last one, at the revision of the deletion.
+        let entry = if kind == "DELETED" { &event.before } else { &event.after };
+        let entry = entry.as_ref().expect("it matched");
+        if self.view == View::Object && !self.resource.converts(&entry.value) {
+            return Some(event.memo(Lines::new).of(kind, event));
+        }
+        let (key, value) = (entry.key.clone(), entry.value.clone());
+        Some(self.shown(kind, &Entry { key, value, revision: event.revision }, first))
+    }
+
+    fn shown(&self, kind: &str, entry: &Entry, first: bool) -> Bytes {
+        let object = self.view.watched(&self.resource, entry, first, Timestamp::now());
+        line(kind, &object)
     }
 }
 

@@ -44,7 +44,9 @@ fn main() -> ExitCode {
     if let Err(error) = tikv_jemalloc_ctl::background_thread::write(true) {
         eprintln!("roadstead: memory is returned late: {error}");
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    // Whoever is busy with long answers looks often whether somebody has a short question.
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.enable_all().event_interval(7).build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
         Err(error) => {

@@ -1,1 +1,74 @@
 //! A stranger on the network: no credentials, only packets.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use roadstead_testkit::netns::laboratory;
+use tokio::time;
+
+use crate::client::{Door, Server};
+
+/// How many of them, and how many files the server may open: `STRANGERS=5000 FILES=1024`.
+fn setting(name: &str, usual: u32) -> u32 {
+    std::env::var(name).map_or(usual, |text| text.parse().unwrap())
+}
+
+#[test]
+fn idle_strangers_keep_nobody_out() {
+    laboratory(|| {
+        let files = setting("FILES", 256);
+        let server = Server::start(files, &[]);
+        tokio::runtime::Runtime::new().unwrap().block_on(story(&server, files));
+    });
+}
+
+async fn story(server: &Server, files: u32) {
+    let door = server.door();
+    let mut old = door.enter("root").await.unwrap();
+    assert_eq!(old.read("GET /api/v1/namespaces/default", &[]).await.unwrap().0, 200);
+    let over = Arc::new(AtomicBool::new(false));
+    let users = tokio::spawn(users(door.clone(), over.clone()));
+    let count = setting("STRANGERS", 300);
+    // One after the other from one address, and from several.
+    let mut strangers = Vec::new();
+    for number in 0..count {
+        let last = if number < count / 2 { 1 } else { u8::try_from(2 + number % 50).unwrap() };
+        let from: IpAddr = [127, 0, 0, last].into();
+        strangers.push(door.lurk(from).await);
+    }
+    let came = strangers.iter().filter(|stranger| stranger.is_ok()).count();
+    time::sleep(Duration::from_secs(1)).await;
+    over.store(true, Ordering::Relaxed);
+    let mut took = users.await.unwrap();
+    took.sort();
+    let open = std::fs::read_dir(format!("/proc/{}/fd", server.pid())).unwrap().count();
+    let stay = strangers.iter().flatten().filter(|stranger| !stranger.is_closed()).count();
+    eprintln!(
+        "{count} strangers came, {came} were answered, {stay} stay; {open} of {files} files, {} MB; \
+         {} users beside them, none refused, half in {:?}, the slowest {:?}",
+        server.memory(),
+        took.len(),
+        took[took.len() / 2],
+        took[took.len() - 1],
+    );
+    assert!(u32::try_from(open).unwrap() < files, "{open} files");
+    assert!(stay > 0 && stay < usize::try_from(count).unwrap(), "{stay} stay");
+    let code = old.read("GET /api/v1/namespaces/default", &[]).await.unwrap().0;
+    assert_eq!(code, 200, "whoever was there stays, however silent");
+}
+
+/// One user after the other: how long each waited, from the first packet to the answer.
+async fn users(door: Door, over: Arc<AtomicBool>) -> Vec<Duration> {
+    let mut took = Vec::new();
+    while !over.load(Ordering::Relaxed) {
+        let began = Instant::now();
+        let mut user = door.enter("root").await.expect("users come in");
+        let answer = user.read("GET /api/v1/namespaces/default", &[]).await;
+        assert_eq!(answer.expect("users are answered").0, 200);
+        took.push(began.elapsed());
+        time::sleep(Duration::from_millis(20)).await;
+    }
+    took
+}

@@ -26,6 +26,7 @@ use uuid::Uuid;
 use crate::about::About;
 use crate::api::{Api, User};
 use crate::call::Call;
+use crate::crowd::Sender;
 use crate::error::ApiError;
 use crate::receive::Received;
 use crate::registry::{Registry, Resource};
@@ -54,6 +55,11 @@ where
     let (mut parts, body) = request.into_parts();
     let id = audit_id(&parts.headers);
     let (caller, known) = caller(&api, &user, &mut parts);
+    if let Some(Sender(guest)) = parts.extensions.get()
+        && !caller.user.is_anonymous()
+    {
+        guest.know();
+    }
     let flow = api.turns.of(caller.acting());
     let asked = Asked { api, caller: Arc::new(caller), parts: Arc::new(parts), flow };
     let (response, body) = match known {

@@ -20,6 +20,7 @@ mod call;
 mod certificates;
 mod cleanup;
 mod compress;
+mod crowd;
 mod custom;
 mod delete;
 mod discovery;

@@ -28,12 +28,14 @@ pub struct Patience {
     pub body: Duration,
     /// Before a client that does not read what we send is cut.
     pub unread: Duration,
+    /// Before a client of whom nobody knows who it is, and who asks for nothing, is sent away.
+    pub stranger: Duration,
 }
 
 impl Default for Patience {
     fn default() -> Self {
         let seconds = Duration::from_secs;
-        Self { silence: seconds(10), body: seconds(60), unread: seconds(60) }
+        Self { silence: seconds(10), body: seconds(60), unread: seconds(60), stranger: seconds(60) }
     }
 }
 

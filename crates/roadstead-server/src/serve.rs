@@ -1,4 +1,5 @@
-//! The listener: TLS, HTTP/1.1 and HTTP/2, one task per connection.
+//! The listener: TLS, HTTP/1.1 and HTTP/2, one task per connection. Who may stay is for the `crowd`
+//! to decide.
 
 use std::io;
 use std::sync::Arc;
@@ -20,6 +21,7 @@ use tokio_util::task::TaskTracker;
 use tracing::debug;
 
 use crate::api::{Api, User};
+use crate::crowd::{Crowd, Guest, Sender};
 use crate::http::handle;
 use crate::identity::user_of;
 use crate::receive::Patience;
@@ -45,20 +47,26 @@ pub async fn run(api: Arc<Api>, door: Door, stop: CancellationToken) -> io::Resu
     let Door { listener, tls, patience } = door;
     let acceptor = TlsAcceptor::from(tls);
     let connections = TaskTracker::new();
+    let crowd = Crowd::new();
     loop {
-        let stream = tokio::select! {
+        let (stream, peer) = tokio::select! {
             () = stop.cancelled() => break,
             accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => stream,
+                Ok(accepted) => accepted,
                 Err(error) => {
                     // Out of file descriptors, most likely: give others time to close theirs.
                     debug!(%error, "cannot accept a connection");
+                    crowd.make_room();
                     time::sleep(Duration::from_millis(50)).await;
                     continue;
                 }
             },
         };
-        let visit = Visit { api: api.clone(), patience, stop: stop.clone() };
+        let Some(guest) = crowd.enter(peer.ip()) else {
+            debug!(%peer, "too many connections");
+            continue;
+        };
+        let visit = Visit { api: api.clone(), patience, stop: stop.clone(), guest };
         connections.spawn(visit.receive(acceptor.clone(), stream));
     }
     connections.close();
@@ -71,6 +79,7 @@ struct Visit {
     api: Arc<Api>,
     patience: Patience,
     stop: CancellationToken,
+    guest: Arc<Guest>,
 }
 
 impl Visit {
@@ -79,7 +88,17 @@ impl Visit {
         // A client that does not read is cut by the kernel, whatever we wanted to tell it.
         let unread = u32::try_from(self.patience.unread.as_millis()).unwrap_or(u32::MAX);
         let _ = set_tcp_user_timeout(&stream, unread);
-        match time::timeout(self.patience.silence, acceptor.accept(stream)).await {
+        let greeting = time::timeout(self.patience.silence, async {
+            // Whoever says nothing is silent; a handshake is not.
+            stream.readable().await?;
+            let _busy = self.guest.busy();
+            acceptor.accept(stream).await
+        });
+        let greeted = tokio::select! {
+            greeted = greeting => greeted,
+            () = self.guest.dismissed() => return debug!("a stranger made room"),
+        };
+        match greeted {
             Ok(Ok(stream)) => self.serve(stream).await,
             Ok(Err(error)) => debug!(%error, "TLS handshake failed"),
             Err(_) => debug!("TLS handshake took too long"),
@@ -91,17 +110,25 @@ impl Visit {
         let certificate = session.peer_certificates().and_then(<[_]>::first);
         let user = certificate.and_then(user_of).unwrap_or_else(User::anonymous);
         let peer = socket.peer_addr().ok();
+        if !user.is_anonymous() {
+            self.guest.know();
+        }
         let speaks_http2 = session.alpn_protocol() == Some(b"h2");
-        let (api, patience) = (self.api.clone(), self.patience);
+        let (api, patience, guest) = (self.api.clone(), self.patience, self.guest.clone());
         let asked = AtomicBool::new(false);
         let service = service_fn(|mut request: Request<Incoming>| {
             asked.store(true, Ordering::Relaxed);
             // Audit logs tell where a request came from.
             peer.map(|peer| request.extensions_mut().insert(peer));
             request.extensions_mut().insert(patience);
-            let (api, user) = (api.clone(), user.clone());
+            request.extensions_mut().insert(Sender(guest.clone()));
+            let (api, user, busy) = (api.clone(), user.clone(), guest.busy());
             // Boxed, so that a watch does not keep the room that its beginning needed.
-            Box::pin(async move { Ok::<_, io::Error>(handle(api, user, request).await) })
+            Box::pin(async move {
+                let response = handle(api, user, request).await;
+                drop(busy);
+                Ok::<_, io::Error>(response)
+            })
         });
         let mut builder = Builder::new(TokioExecutor::new());
         let mut http1 = builder.http1();
@@ -113,15 +140,23 @@ impl Visit {
         let builder = if speaks_http2 { builder.http2_only() } else { builder.http1_only() };
         let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
         tokio::pin!(connection);
-        let mut patient = true;
+        let mut look = patience.silence;
         let result = loop {
             tokio::select! {
                 result = connection.as_mut() => break result,
-                () = time::sleep(patience.silence), if patient => {
+                () = self.guest.dismissed() => return debug!("a stranger made room"),
+                () = time::sleep(look), if look > Duration::ZERO => {
                     if !asked.load(Ordering::Relaxed) {
                         return debug!("nothing was asked for");
                     }
-                    patient = false;
+                    // An answer to a ping says nothing.
+                    match self.guest.silence() {
+                        Some(silence) if silence >= patience.stranger => {
+                            return debug!("a stranger was silent");
+                        }
+                        Some(silence) => look = patience.stranger - silence,
+                        None => look = Duration::ZERO,
+                    }
                 }
                 () = self.stop.cancelled() => {
                     connection.as_mut().graceful_shutdown();

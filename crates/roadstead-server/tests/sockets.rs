@@ -3,6 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
+use http::Request;
+use http_body_util::Full;
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use roadstead_server::api::{Api, Config};
 use roadstead_server::bootstrap;
 use roadstead_server::identity::Authority;
@@ -44,7 +49,12 @@ impl Server {
         bootstrap::run(&api).await.unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let patience = Patience { silence: SILENCE, body: 2 * SILENCE, unread: 2 * SILENCE };
+        let patience = Patience {
+            silence: SILENCE,
+            body: 2 * SILENCE,
+            unread: 2 * SILENCE,
+            stranger: 3 * SILENCE,
+        };
         let door = Door { listener, tls: authority.tls(&pair).unwrap(), patience };
         let stop = CancellationToken::new();
         tokio::spawn(serve::run(api, door, stop.clone()));
@@ -114,6 +124,27 @@ async fn nobody_waits_for_the_silent() {
     }
     let stream = server.ask("GET /readyz", 0, "").await;
     assert!(rest(stream).await.contains("200 OK"), "others are served");
+}
+
+#[tokio::test]
+async fn strangers_who_ask_for_nothing_are_sent_away() {
+    let server = Server::start().await;
+    // With a token, and without; both answer pings.
+    for (token, stays) in [("sesame", true), ("", false), ("wrong", false)] {
+        let stream = TokioIo::new(server.connect(&["h2"]).await);
+        let (mut sender, connection) =
+            http2::handshake::<_, _, Full<Bytes>>(TokioExecutor::new(), stream).await.unwrap();
+        let connection = tokio::spawn(connection);
+        let mut request = Request::builder().uri("https://x/healthz");
+        if !token.is_empty() {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        let request = request.body(Full::default()).unwrap();
+        let answer = sender.send_request(request).await.unwrap();
+        assert_eq!(answer.status() == 200, token != "wrong", "{token:?}");
+        time::sleep(8 * SILENCE).await;
+        assert_eq!(connection.is_finished(), !stays, "{token:?}");
+    }
 }
 
 #[tokio::test]

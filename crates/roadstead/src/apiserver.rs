@@ -184,6 +184,8 @@ impl AuditArgs {
 pub async fn run(args: Args) -> anyhow::Result<()> {
     let begin = Instant::now();
     let stop = crate::cli::interrupted();
+    // Every connection is a file.
+    roadstead_dns::tcp::raise_file_limit();
     let _directory = match args.ephemeral {
         true => None,
         false => Some(DataDirectory::claim(&args.data_dir)?),

@@ -8,6 +8,7 @@ mod by_hand;
 mod controllers;
 mod dns;
 mod dns_alone;
+mod dns_fresh;
 mod killed_proxy;
 mod kube_rs;
 mod lifetime;

@@ -4,6 +4,7 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 
@@ -56,6 +57,13 @@ impl ResolvConf {
     pub fn dots(&self) -> usize {
         let last = self.options.iter().rev().find_map(|option| option.strip_prefix("ndots:"));
         last.and_then(|text| text.parse().ok()).unwrap_or(1).min(MOST_DOTS)
+    }
+
+    /// For how long a resolver asks about one name, at most, if there is one server.
+    pub fn patience(&self) -> Duration {
+        let option = |name| self.options.iter().rev().find_map(|one| one.strip_prefix(name));
+        let number = |name, usual| option(name).and_then(|text| text.parse().ok()).unwrap_or(usual);
+        Duration::from_secs(number("timeout:", 5_u64).saturating_mul(number("attempts:", 2_u64)))
     }
 }
 

@@ -3,12 +3,17 @@
 //! Only the pods of one node are followed, the node whose pods ask this server. A pod is known if
 //! it uses this server and no other, and if its node's resolv.conf, from which a part of its list
 //! comes, has not changed since it started. Of anybody else nothing is assumed.
+//!
+//! A pod may ask before we have heard of it, so it is helped only some time after that, when none of
+//! its lookups can be one that began without help. And it may ask when it is not to be helped any
+//! more: then the lookups that began with help end with it.
 
 use std::collections::{BTreeMap, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use futures::StreamExt;
@@ -22,12 +27,17 @@ use roadstead_watch::lean::{LeanChange, lean};
 use roadstead_zone::search::Search;
 use tokio::time;
 
+use self::agreement::{Agreements, Question, TRY, Way};
 use crate::publish::Published;
+
+pub(crate) mod agreement;
 
 /// How often the node's resolv.conf is looked at, besides whenever a pod changes.
 const LOOK: Duration = Duration::from_secs(2);
 /// A resolver has given up after this time.
 const WALK: Duration = Duration::from_secs(60);
+/// Resolvers that wait longer for one name may ask after we have forgotten what was said.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// How many of a client's ambiguous tries are remembered.
 const MOST_WALKS: usize = 32;
 
@@ -43,23 +53,51 @@ pub struct Node {
 /// All clients whose search list is known.
 #[derive(Debug, Default)]
 pub struct Clients {
-    by_address: HashMap<IpAddr, (ObjectKey, Arc<Asker>)>,
+    by_address: HashMap<IpAddr, Peer>,
     completed: Arc<AtomicU64>,
 }
 
+/// Who has an address.
+#[derive(Clone, Debug)]
+pub struct Owner {
+    /// The name of the pod.
+    pub key: ObjectKey,
+    /// One of its addresses.
+    pub address: IpAddr,
+    /// The pod's search list, if it can be known, and if it is to be helped.
+    pub search: Option<Search>,
+}
+
 impl Clients {
-    /// Clients with a list each, for tests and benchmarks.
+    /// Clients with a list each, which are helped at once, for tests and benchmarks.
     pub fn of(all: impl IntoIterator<Item = (IpAddr, Search)>) -> Self {
+        let now = Instant::now();
         let named = |(at, (address, search))| {
-            let key = ObjectKey::new("", format!("{at}"));
-            (address, (key, Arc::new(Asker::new(search))))
+            let owner = ObjectKey::new("", format!("{at}"));
+            let asker = Arc::new(Asker::new(search));
+            (address, Peer { owner, asker, help: Help::From(now) })
         };
         let by_address = all.into_iter().enumerate().map(named).collect();
         Self { by_address, completed: Arc::default() }
     }
 
-    pub(crate) fn get(&self, address: IpAddr) -> Option<&Asker> {
-        self.by_address.get(&address).map(|(_, asker)| asker.as_ref())
+    /// Who is helped when these have the addresses. Those who were known before keep their memory;
+    /// an address with two owners belongs to one that we do not know.
+    pub fn next(&self, owners: &[Owner], now: Instant) -> Self {
+        let mut counts: HashMap<IpAddr, usize> = HashMap::new();
+        for owner in owners {
+            *counts.entry(owner.address).or_default() += 1;
+        }
+        let single = owners.iter().filter(|owner| counts[&owner.address] == 1);
+        let client = |owner: &Owner| {
+            let old = self.by_address.get(&owner.address).filter(|old| old.owner == owner.key);
+            Some((owner.address, Peer::next(old, owner, now)?))
+        };
+        Self { by_address: single.filter_map(client).collect(), completed: self.completed.clone() }
+    }
+
+    pub(crate) fn get(&self, address: IpAddr) -> Option<&Peer> {
+        self.by_address.get(&address)
     }
 
     /// Whether that is one of them.
@@ -87,31 +125,119 @@ impl Clients {
     }
 }
 
-/// A client.
+/// A client, as it is known at the moment.
+#[derive(Clone, Debug)]
+pub(crate) struct Peer {
+    owner: ObjectKey,
+    pub asker: Arc<Asker>,
+    help: Help,
+}
+
+/// When a client is helped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Help {
+    /// What it asked before that may have been the half of a lookup that we know nothing of.
+    From(Instant),
+    /// No lookup begins with help any more.
+    Until(Instant),
+}
+
+impl Peer {
+    /// What becomes of a client; `None` if nothing has to be known about the owner of the address.
+    fn next(old: Option<&Self>, new: &Owner, now: Instant) -> Option<Self> {
+        let from_now = Help::From(now + TRY);
+        let client = |asker, help| Some(Self { owner: new.key.clone(), asker, help });
+        match (old, &new.search) {
+            (Some(old), Some(search)) if old.asker.search == *search => match old.help {
+                Help::From(_) => Some(old.clone()),
+                Help::Until(_) => client(old.asker.clone(), from_now),
+            },
+            (_, Some(search)) => client(Arc::new(Asker::new(search.clone())), from_now),
+            (Some(old), None) => match old.help {
+                Help::From(start) if now < start => None,
+                Help::From(_) => client(old.asker.clone(), Help::Until(now)),
+                Help::Until(end) if now >= end + 2 * TRY => None,
+                Help::Until(_) => Some(old.clone()),
+            },
+            (None, None) => None,
+        }
+    }
+
+    /// Whether a lookup may begin with help.
+    pub fn is_helped(&self, now: Instant) -> bool {
+        matches!(self.help, Help::From(start) if start <= now)
+    }
+}
+
+/// What a client asked before.
 #[derive(Debug)]
 pub(crate) struct Asker {
     pub search: Search,
+    memory: Mutex<Memory>,
+}
+
+#[derive(Debug, Default)]
+struct Memory {
     /// Names whose first try looks like nothing else, but whose later ones do.
-    walks: Mutex<Vec<(Instant, Box<[u8]>)>>,
+    walks: Vec<(Instant, Box<[u8]>)>,
+    agreements: Agreements,
 }
 
 impl Asker {
     fn new(search: Search) -> Self {
-        Self { search, walks: Mutex::default() }
+        Self { search, memory: Mutex::default() }
     }
 
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes in the first try for a name; returns whether the search may be completed, as far as
+    /// earlier questions are concerned. `fresh` is whether it might if there had been none; `family` is
+    /// 0 for a question that is not about addresses.
+    pub fn may_complete(&self, (base, family): (&[u8], u8), fresh: bool, now: Instant) -> bool {
+        let mut memory = self.memory();
+        let first = memory.is_first(&self.search, base, now);
+        if family == 0 {
+            return fresh && first;
+        }
+        let question = question(base, family);
+        match memory.agreements.held(question, now) {
+            Some(Way::Completed) if first => return true,
+            Some(Way::Completed) => memory.agreements.begin(question, Way::Alone, now),
+            None if fresh && first => return true,
+            Some(Way::Alone) | None => memory.agreements.agree(question, Way::Alone, now),
+        };
+        false
+    }
+
+    /// Takes in how the search would go on; returns how it does, so that both families go the same
+    /// way.
+    pub fn agree(&self, (base, family): (&[u8], u8), way: Way, now: Instant) -> Way {
+        if family == 0 {
+            return way;
+        }
+        self.memory().agreements.agree(question(base, family), way, now)
+    }
+}
+
+fn question(base: &[u8], family: u8) -> Question {
+    let mut hasher = DefaultHasher::new();
+    base.hash(&mut hasher);
+    Question { base: hasher.finish(), family }
+}
+
+impl Memory {
     /// Takes in the first try for a name; returns whether it may be taken for one, rather than
     /// for a later try of a longer name.
-    pub fn is_first(&self, base: &[u8], now: Instant) -> bool {
-        let mut walks = self.walks.lock().unwrap_or_else(PoisonError::into_inner);
+    fn is_first(&mut self, search: &Search, base: &[u8], now: Instant) -> bool {
+        let walks = &mut self.walks;
         walks.retain(|(since, _)| now.saturating_duration_since(*since) < WALK);
-        let is_later = self.search.longer(base).any(|longer| {
-            let mut all = walks.iter();
-            all.any(|(_, known)| **known == *longer)
-        });
+        let known = |longer: &[u8]| walks.iter().any(|(_, known)| **known == *longer);
+        let is_later = !walks.is_empty() && search.longer(base).any(|longer| known(&longer));
         // Without memory we could not tell, so nothing is a first try until there is room again.
         let full = walks.len() >= MOST_WALKS;
-        if self.search.is_ambiguous(base) {
+        if search.is_ambiguous(base) {
             match walks.iter_mut().find(|(_, known)| **known == *base) {
                 Some((since, _)) => *since = now,
                 None if full => {}
@@ -129,6 +255,9 @@ struct Known {
     pod: Pod,
     addresses: Vec<IpAddr>,
     started: Option<Timestamp>,
+    /// Whether it is being deleted: when that is done, another pod may have its addresses before we
+    /// hear of it.
+    leaving: bool,
 }
 
 /// The node's resolv.conf, and when it was last written.
@@ -157,7 +286,7 @@ pub(crate) async fn run(
         };
         let now = look(&node).await;
         if changed || now != last {
-            let next = plan_clients(&pods, &cluster, &now, &clients.get());
+            let next = clients.get().next(&owners(&pods, &cluster, &now), Instant::now());
             clients.publish(Arc::new(next));
             last = now;
         }
@@ -209,35 +338,22 @@ fn known(mut pod: Pod) -> Option<Known> {
         dns_config: spec.dns_config.take(),
         ..Default::default()
     });
-    Some(Known { pod: own, addresses, started: status.start_time.map(|time| time.0) })
+    let leaving = pod.metadata.deletion_timestamp.is_some();
+    Some(Known { pod: own, addresses, started: status.start_time.map(|time| time.0), leaving })
 }
 
-/// Who can be helped. Those who were known before keep their memory.
-fn plan_clients(
-    pods: &BTreeMap<ObjectKey, Known>,
-    cluster: &ClusterDns,
-    node: &OfNode,
-    before: &Clients,
-) -> Clients {
-    let mut owners: HashMap<IpAddr, usize> = HashMap::new();
-    for address in pods.values().flat_map(|pod| &pod.addresses) {
-        *owners.entry(*address).or_default() += 1;
-    }
-    let mut by_address = HashMap::new();
-    for (key, pod) in pods {
-        let Some(search) = search_of(pod, cluster, node) else { continue };
-        // An address with two owners belongs to one that we do not know.
-        for address in pod.addresses.iter().filter(|address| owners[*address] == 1) {
-            let old = before
-                .by_address
-                .get(address)
-                .filter(|(owner, old)| owner == key && old.search == search);
-            let asker = old.map(|(_, old)| old.clone());
-            let asker = asker.unwrap_or_else(|| Arc::new(Asker::new(search.clone())));
-            by_address.insert(*address, (key.clone(), asker));
-        }
-    }
-    Clients { by_address, completed: before.completed.clone() }
+/// Who has which address, and what is known about them.
+fn owners(pods: &BTreeMap<ObjectKey, Known>, cluster: &ClusterDns, node: &OfNode) -> Vec<Owner> {
+    let of_pod = |(key, pod): (&ObjectKey, &Known)| {
+        let search = search_of(pod, cluster, node);
+        let owner = |address: &IpAddr| Owner {
+            key: key.clone(),
+            address: *address,
+            search: search.clone(),
+        };
+        pod.addresses.iter().map(owner).collect::<Vec<_>>()
+    };
+    pods.iter().flat_map(of_pod).collect()
 }
 
 /// The pod's search list, if it can be known.
@@ -246,8 +362,10 @@ fn search_of(pod: &Known, cluster: &ClusterDns, node: &OfNode) -> Option<Search>
     let (conf, _) = compose(&pod.pod, cluster, &node.conf);
     let namespace = pod.pod.metadata.namespace.as_deref()?;
     let own = format!("{namespace}.svc.{}", cluster.domain);
-    let usual =
-        conf.nameservers == [cluster.server.to_string()] && conf.searches.first() == Some(&own);
+    let usual = conf.nameservers == [cluster.server.to_string()]
+        && conf.searches.first() == Some(&own)
+        && conf.patience() <= PATIENCE
+        && !pod.leaving;
     // The API tells the start in whole seconds.
     (usual && started > written).then(|| Search::new(&conf.searches, conf.dots())).flatten()
 }
@@ -279,7 +397,7 @@ mod tests {
         let cluster = ClusterDns { server: [10, 96, 0, 10].into(), domain: "cluster.local".into() };
         let conf = ResolvConf::parse("search corp\nnameserver 192.0.2.1");
         let node = OfNode { conf, written: Some(WRITTEN.parse().unwrap()) };
-        plan_clients(&pods, &cluster, &node, before)
+        before.next(&owners(&pods, &cluster, &node), Instant::now())
     }
 
     #[test]
@@ -313,6 +431,18 @@ mod tests {
                 Some((&*more, 2)),
             ),
             (
+                "impatient",
+                json!({"dnsConfig": {"options": [{"name": "timeout", "value": "1"}]}}),
+                json!({}),
+                Some((searches, 5)),
+            ),
+            (
+                "more patient than we remember",
+                json!({"dnsConfig": {"options": [{"name": "attempts", "value": "3"}]}}),
+                json!({}),
+                None,
+            ),
+            (
                 "with its own list",
                 json!({"dnsPolicy": "None", "dnsConfig": {"nameservers": ["10.96.0.10"], "searches": ["a"]}}),
                 json!({}),
@@ -321,7 +451,8 @@ mod tests {
         ];
         for (name, spec, status, want) in cases {
             let clients = clients(vec![pod("a", spec, status)], &Clients::default());
-            let got = clients.get([10, 244, 0, 2].into()).map(|asker| asker.search.clone());
+            let got = clients.get([10, 244, 0, 2].into());
+            let got = got.map(|client| client.asker.search.clone());
             let want = want.map(|(list, dots)| {
                 let list: Vec<_> = list.split(' ').map(str::to_owned).collect();
                 Search::new(&list, dots).unwrap()
@@ -332,26 +463,85 @@ mod tests {
         assert!(clients(two, &Clients::default()).is_empty(), "two pods with one address");
     }
 
+    fn base(text: &str) -> Vec<u8> {
+        let wire = Name::parse(text).unwrap().wire().to_vec();
+        wire[..wire.len() - 1].to_vec()
+    }
+
     #[test]
     fn memory_outlives_other_changes() {
         let now = Instant::now();
-        let base = |text: &str| {
-            let wire = Name::parse(text).unwrap().wire().to_vec();
-            wire[..wire.len() - 1].to_vec()
-        };
         let before = clients(vec![pod("a", json!({}), json!({}))], &Clients::default());
         let address = [10, 244, 0, 2].into();
-        assert!(before.get(address).unwrap().is_first(&base("www.example.com.shop"), now));
+        let first = |clients: &Clients, name: &str, now| {
+            clients.get(address).unwrap().asker.may_complete((&base(name), 0), true, now)
+        };
+        assert!(first(&before, "www.example.com.shop", now));
         let after = clients(vec![pod("a", json!({}), json!({}))], &before);
-        let asker = after.get(address).unwrap();
-        assert!(!asker.is_first(&base("www.example.com"), now), "it goes on with the longer one");
-        assert!(asker.is_first(&base("www.example.org"), now));
-        assert!(asker.is_first(&base("www.example.com"), now + WALK), "a new search");
+        assert!(!first(&after, "www.example.com", now), "it goes on with the longer one");
+        assert!(first(&after, "www.example.org", now));
+        assert!(first(&after, "www.example.com", now + WALK), "a new search");
         for n in 0..MOST_WALKS {
-            asker.is_first(&base(&format!("www.n{n}.shop")), now + WALK);
+            first(&after, &format!("www.n{n}.shop"), now + WALK);
         }
-        assert!(!asker.is_first(&base("www.example.org"), now + WALK), "it cannot be told");
+        assert!(!first(&after, "www.example.org", now + WALK), "it cannot be told");
         let other = clients(vec![pod("b", json!({}), json!({}))], &after);
-        assert!(other.get(address).unwrap().is_first(&base("www.example.org"), now + WALK));
+        assert!(first(&other, "www.example.org", now + WALK));
+    }
+
+    /// Who has the address from when on: `a` and `b` are pods, `a-` is one whose list is not to be
+    /// used; `ab` are two at once.
+    fn helped(script: &str) -> String {
+        let start = Instant::now();
+        let address = [10, 244, 0, 2].into();
+        let mut clients = Clients::default();
+        let search = Search::new(&["shop.svc.cluster.local".into()], 5).unwrap();
+        let step = |word: &str| {
+            let (who, at) = word.split_once('@').unwrap();
+            let now = start + Duration::from_secs(at.parse().unwrap());
+            let names = who.chars().filter(char::is_ascii_alphabetic);
+            let search = Some(&search).filter(|_| !who.ends_with('-'));
+            let owner = |name: char| Owner {
+                key: ObjectKey::new("shop", name),
+                address,
+                search: search.cloned(),
+            };
+            clients = clients.next(&names.map(owner).collect::<Vec<_>>(), now);
+            match clients.get(address) {
+                None => "nobody",
+                Some(client) if client.is_helped(now) => "helped",
+                Some(_) => "known",
+            }
+        };
+        script.split(' ').map(step).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn when_a_pod_is_helped() {
+        let cases = [
+            ("not at once", "a@0 a@14 a@15", "known known helped"),
+            ("until it goes", "a@0 a@15 -@16 a@17 a@32", "known helped nobody known helped"),
+            ("it changes hands", "a@0 a@15 b@16 b@31", "known helped known helped"),
+            (
+                "it may not be helped any more",
+                "a@0 a@15 a-@16 a-@45 a-@46",
+                "known helped known known nobody",
+            ),
+            ("and is again", "a@0 a@15 a-@16 a@17 a@32", "known helped known known helped"),
+            ("it never was", "a@0 a-@14 a-@15", "known nobody nobody"),
+            ("two have it", "a@0 a@15 ab@16 b@17", "known helped nobody known"),
+        ];
+        for (name, script, want) in cases {
+            assert_eq!(helped(script), want, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_pod_that_is_being_deleted() {
+        let (key, pod) = pod("a", json!({}), json!({}));
+        let leaving = pod.clone().map(|pod| Known { leaving: true, ..pod });
+        let known = clients(vec![(key.clone(), pod)], &Clients::default());
+        assert_eq!(known.len(), 1);
+        assert!(clients(vec![(key, leaving)], &known).is_empty(), "nothing began with help");
     }
 }

@@ -23,7 +23,7 @@ use crate::metrics::Counters;
 use crate::publish::Published;
 use crate::reply::Code;
 use crate::respond::{Context, MAX_REPLY, Response, Stage, Transport, key, respond};
-use crate::search::Asking;
+use crate::search::{Asking, Ended};
 use crate::setup::{Block, CacheRule, Setup};
 use crate::turns::Turns;
 use crate::upstream::{Failure, Upstreams, query as query_for};
@@ -84,7 +84,7 @@ impl Resolver {
         transport: Transport,
     ) -> Context<'a> {
         let turn = self.turns.take();
-        Context { zone, setup, transport, turn, asking: None }
+        Context { zone, setup, transport, turn, now: Instant::now(), asking: None }
     }
 
     /// Asks others, and returns the complete reply; `None` if there is nothing to say.
@@ -100,10 +100,18 @@ impl Resolver {
         let Some(plan) = self.plan(&context, &query) else {
             let asking = peer.map(|address| Asking { clients: &clients, address });
             let search = Context { asking, ..context };
-            let found = self.complete_search(&search, &query).await;
+            let ended = self.complete_search(&search, &query).await;
+            let search = Context { now: Instant::now(), ..search };
             return Some(with_buffer(&context, &query, |buffer| {
-                let said = found.and_then(|(one, fate)| search.say(&query, &one, fate, buffer));
-                said.unwrap_or_else(|| answer_alone(&context, &query, buffer))
+                let said = match ended {
+                    Ended::With(found) => search.say(&query, &found.0, found.1, buffer),
+                    Ended::Alone => return answer_alone(&context, &query, buffer),
+                    Ended::Unknown => None,
+                };
+                said.inspect(|_| clients.count()).unwrap_or_else(|| {
+                    let reason = (22, "no answer about the name that the search ends with");
+                    context.fail(&query, Code::ServerFailure, reason, buffer)
+                })
             }));
         };
         let found = self.look_up(plan.block, plan.key.clone()).await;

@@ -52,6 +52,8 @@ pub struct Context<'a> {
     pub transport: Transport,
     /// Different each time: it decides which of several addresses comes first.
     pub turn: usize,
+    /// When the query came.
+    pub now: Instant,
     /// Who asks, if searches are to be completed.
     pub asking: Option<Asking<'a>>,
 }
@@ -165,12 +167,11 @@ impl<'a> Context<'a> {
         }
         let known = block.memory.answers.get(&key(query, asked));
         let Some(stored) = known else { return Response::Forward };
-        let now = Instant::now();
-        if !stored.is_fresh(now) {
+        if !stored.is_fresh(self.now) {
             return Response::Forward;
         }
         let nothing = None::<(u16, &str)>;
-        Response::Remembered(self.pass_on(query, &stored, stored.age(now), nothing, buffer))
+        Response::Remembered(self.pass_on(query, &stored, stored.age(self.now), nothing, buffer))
     }
 
     /// What we know about a name without asking anybody.

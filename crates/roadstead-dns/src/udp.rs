@@ -88,7 +88,7 @@ impl Worker {
             let began = Instant::now();
             for slot in 0..count {
                 let readers = (&mut zone, &mut setup, &mut clients);
-                self.answer(&mut batch, slot, readers, turns.take());
+                self.answer(&mut batch, slot, readers, (turns.take(), began));
             }
             self.counters.dropped(batch.send(self.socket.as_fd()));
             let many = u32::try_from(count).unwrap_or(1).max(1);
@@ -101,7 +101,7 @@ impl Worker {
         batch: &mut Batch,
         slot: usize,
         (zone, setup, clients): Readers<'_>,
-        turn: usize,
+        (turn, now): (usize, Instant),
     ) {
         let (query, origin, reply) = batch.slot(slot);
         let Some(peer) = origin.peer() else { return };
@@ -122,6 +122,7 @@ impl Worker {
             setup: setup.latest(),
             transport: Transport::Udp,
             turn,
+            now,
             asking: Some(Asking { clients: clients.latest(), address: peer.ip() }),
         };
         let response = respond(&context, query, reply);

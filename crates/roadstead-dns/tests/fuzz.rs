@@ -138,8 +138,8 @@ fn damaged_queries() {
         let transport = if random.below(2) == 0 { Transport::Udp } else { Transport::Tcp };
         let turn = random.below(1000);
         let address = [10, 244, 0, 2].into();
-        let asking = Some(Asking { clients: &clients, address });
-        let context = Context { zone: keeper.zone(), setup: &setup, transport, turn, asking };
+        let (asking, now) = (Some(Asking { clients: &clients, address }), Instant::now());
+        let context = Context { zone: keeper.zone(), setup: &setup, transport, turn, now, asking };
         if let Response::Reply(length) = respond(&context, &bytes, &mut buffer) {
             assert!(transport == Transport::Tcp || length <= 1232, "round {round}");
             let read = Message::from_vec(&buffer[..length]);
@@ -178,8 +178,14 @@ fn damaged_replies() {
         kept += 1;
         setup.blocks[0].memory.answers.insert(key("example.org", 1), stored.into());
         for transport in [Transport::Udp, Transport::Tcp] {
-            let context =
-                Context { zone: keeper.zone(), setup: &setup, transport, turn: 0, asking: None };
+            let context = Context {
+                zone: keeper.zone(),
+                setup: &setup,
+                transport,
+                turn: 0,
+                now: Instant::now(),
+                asking: None,
+            };
             let response = respond(&context, &asked, &mut buffer);
             if let Response::Reply(length) | Response::Remembered(length) = response {
                 assert!(transport == Transport::Tcp || length <= 1232, "round {round}");

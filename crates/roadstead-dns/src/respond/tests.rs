@@ -77,7 +77,14 @@ fn respond_to(
     buffer: &mut [u8],
 ) -> Response {
     let setup = setup();
-    let context = Context { zone: keeper.zone(), setup: &setup, transport, turn, asking: None };
+    let context = Context {
+        zone: keeper.zone(),
+        setup: &setup,
+        transport,
+        turn,
+        now: Instant::now(),
+        asking: None,
+    };
     respond(&context, bytes, buffer)
 }
 
@@ -103,6 +110,7 @@ fn options() {
         setup: &setup,
         transport: Transport::Udp,
         turn: 0,
+        now: Instant::now(),
         asking: None,
     };
     let other: &[u8] = &[0, 12, 0, 2, 9, 9];
@@ -410,7 +418,8 @@ fn complete_with(asked: &[u8], found: &[u8], buffer: &mut [u8]) -> Option<usize>
     let (keeper, setup) = (zone(), setup());
     let stored = Stored::read(found, &CacheRule::default(), Instant::now())?;
     let (zone, transport) = (keeper.zone(), Transport::Udp);
-    let context = Context { zone, setup: &setup, transport, turn: 0, asking: None };
+    let context =
+        Context { zone, setup: &setup, transport, turn: 0, now: Instant::now(), asking: None };
     let query = Query::parse(asked).ok()?;
     Some(context.complete(&query, None, Some((&stored, 0)), buffer))
 }

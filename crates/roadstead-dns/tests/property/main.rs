@@ -4,6 +4,7 @@
 mod reference;
 
 use std::collections::BTreeSet;
+use std::time::Instant;
 
 use domain::base::{Message as OtherMessage, ParsedName};
 use domain::rdata::AllRecordData;
@@ -77,7 +78,14 @@ fn query(name: &str, kind: u16, size: Option<u16>) -> Vec<u8> {
 
 fn ask(keeper: &Keeper, bytes: &[u8], transport: Transport, turn: usize) -> Option<Vec<u8>> {
     let setup = Setup::standard(None);
-    let context = Context { zone: keeper.zone(), setup: &setup, transport, turn, asking: None };
+    let context = Context {
+        zone: keeper.zone(),
+        setup: &setup,
+        transport,
+        turn,
+        now: Instant::now(),
+        asking: None,
+    };
     let mut buffer = vec![0; MAX_REPLY];
     match respond(&context, bytes, &mut buffer) {
         Response::Reply(length) => Some(buffer[..length].to_vec()),

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
+use roadstead_dns::clients::Clients;
 use roadstead_dns::corefile;
 use roadstead_dns::limit::Limits;
 use roadstead_dns::metrics::{Metrics, State};
@@ -18,13 +19,14 @@ use roadstead_dns::resolve::Resolver;
 use roadstead_dns::server::Server;
 use roadstead_dns::setup::Setup;
 use roadstead_dns::upstream::{Options, Upstreams};
+use roadstead_zone::search::Search;
 use roadstead_zone::settings::Settings;
 use roadstead_zone::zone::Keeper;
 use serde_json::json;
 use tokio::task;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use upstream::{Upstream, cuts, denies, dies, fails, lies, misses, silent, slow, works};
+use upstream::{Upstream, cuts, denies, dies, fails, hesitates, lies, misses, silent, slow, works};
 
 /// A server with a small cluster behind it.
 struct Running {
@@ -128,6 +130,30 @@ async fn an_alias_leads_outside() {
     let running = run_with(&[&upstream]);
     let (code, answers) = ask(running.address, "outer.prod.svc.cluster.local.").await;
     assert_eq!((code, answers.as_str()), (ResponseCode::NoError, "example.org. 192.0.2.1"));
+}
+
+/// Whoever was told that a search ends here is not told that it goes on, though that takes longer
+/// than a search usually waits for others.
+#[tokio::test(flavor = "multi_thread")]
+async fn both_families_of_a_search_end_at_the_same_name() {
+    let upstream = Upstream::start(hesitates);
+    let upstreams = Upstreams::new(vec![upstream.address], Options::default());
+    let running = run(Setup::standard(Some(Arc::new(upstreams))));
+    let searches = ["prod.svc.cluster.local", "svc.cluster.local", "cluster.local"];
+    let search = Search::new(&searches.map(str::to_owned), 5).unwrap();
+    let clients = Clients::of([([127, 0, 0, 1].into(), search)]);
+    running.resolver.clients.publish(Arc::new(clients));
+    let server = running.address;
+    let ask = |kind| {
+        let bytes = query("www.example.org.prod.svc.cluster.local.", kind);
+        task::spawn_blocking(move || Message::from_vec(&over_udp(server, &bytes)).unwrap())
+    };
+    let six = ask(RecordType::AAAA).await.unwrap();
+    let four = ask(RecordType::A).await.unwrap();
+    for (reply, want) in [(six, 1), (four, 2)] {
+        assert_eq!(reply.metadata.response_code, ResponseCode::NoError, "{reply:?}");
+        assert_eq!(reply.answers.len(), want, "{reply:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

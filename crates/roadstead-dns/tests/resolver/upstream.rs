@@ -109,6 +109,17 @@ pub fn slow(query: &Message, _: usize) -> Vec<Vec<u8>> {
     vec![answer(query, &["192.0.2.1"], 60)]
 }
 
+/// Knows at once that there is no IPv6 address, and takes long to find the other one.
+pub fn hesitates(query: &Message, number: usize) -> Vec<Vec<u8>> {
+    if query.queries[0].query_type() == RecordType::A {
+        thread::sleep(Duration::from_millis(1500));
+        return works(query, number);
+    }
+    let mut reply = Message::from_vec(&missing(query)).unwrap();
+    reply.metadata.response_code = ResponseCode::NoError;
+    vec![reply.to_vec().unwrap()]
+}
+
 /// Silent once, as if the query had been lost.
 pub fn misses(query: &Message, number: usize) -> Vec<Vec<u8>> {
     if number == 0 { Vec::new() } else { works(query, number) }

@@ -6,17 +6,23 @@ use std::collections::BTreeSet;
 /// Whose resolver it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
-    /// Goes on after a name without data; tries the list after a name with many dots, too. Go and
-    /// c-ares do the same.
+    /// Goes on after a name without data, but not after an alias without data; tries the list after a
+    /// name with many dots, too. Go and c-ares do the same.
     Glibc,
     /// Stops at a name that exists; does not use the list for a name with many dots.
     Musl,
+    /// From version 1.2.4 on: goes on if the name does not exist in one of the families.
+    NewMusl,
 }
+
+pub const STYLES: [Style; 3] = [Style::Glibc, Style::Musl, Style::NewMusl];
 
 /// What a reply says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Said {
     Addresses(BTreeSet<String>),
+    /// Only that it is an alias.
+    Alias,
     NoData,
     NoName,
 }
@@ -42,7 +48,7 @@ fn tries(style: Style, name: &str) -> Vec<String> {
     let many = name.matches('.').count() >= DOTS;
     let as_it_is = [name.to_owned()];
     match (many, style) {
-        (true, Style::Musl) => as_it_is.into(),
+        (true, Style::Musl | Style::NewMusl) => as_it_is.into(),
         (true, Style::Glibc) => as_it_is.into_iter().chain(searched).collect(),
         (false, _) => searched.chain(as_it_is).collect(),
     }
@@ -65,14 +71,23 @@ pub fn look_up(
                 found.extend(addresses.iter().cloned());
             }
         }
-        if !found.is_empty() {
+        let missing = style == Style::NewMusl && said.contains(&Said::NoName);
+        if !found.is_empty() && !missing {
             return (Outcome::Addresses(found), at + 1);
         }
-        // Musl looks at the first reply only.
-        if style == Style::Musl && said[0] == Said::NoData {
+        let no_data_here = |said: &Said| matches!(said, Said::NoData | Said::Alias);
+        let stops = match style {
+            Style::Glibc => said.contains(&Said::Alias),
+            // It looks at the first reply only.
+            Style::Musl => no_data_here(&said[0]),
+            Style::NewMusl => !missing,
+        };
+        if stops {
             return (Outcome::NoData, at + 1);
         }
-        no_data |= said.contains(&Said::NoData);
+        no_data |= said.iter().any(no_data_here);
     }
+    // Musl tells only what it knows of the last one.
+    let no_data = no_data && style == Style::Glibc;
     (if no_data { Outcome::NoData } else { Outcome::NoName }, tries.len())
 }

@@ -27,6 +27,7 @@ pub mod respond;
 pub mod search;
 pub mod server;
 pub mod setup;
+mod shares;
 pub mod tcp;
 #[cfg(test)]
 mod testing;

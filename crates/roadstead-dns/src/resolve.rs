@@ -114,7 +114,7 @@ impl Resolver {
                 })
             }));
         };
-        let found = self.look_up(plan.block, plan.key.clone()).await;
+        let found = self.look_up(plan.block, plan.key.clone(), peer).await;
         Some(with_buffer(&context, &query, |buffer| write(&context, &query, &plan, found, buffer)))
     }
 
@@ -145,7 +145,13 @@ impl Resolver {
     }
 
     /// Finds an answer in memory, with ourselves, or elsewhere.
-    pub(crate) async fn look_up(self: &Arc<Self>, block: &Block, key: Key) -> Found {
+    /// `client` is who wants to know.
+    pub(crate) async fn look_up(
+        self: &Arc<Self>,
+        block: &Block,
+        key: Key,
+        client: Option<IpAddr>,
+    ) -> Found {
         let now = Instant::now();
         let known = block.memory.answers.get(&key);
         if let Some(stored) = known.as_ref().filter(|stored| stored.is_fresh(now)) {
@@ -162,7 +168,7 @@ impl Resolver {
             let forgets = [false, true].map(|absence| block.forgets(&key.name, absence));
             let resolver = self.clone();
             tokio::spawn(async move {
-                let outcome = resolver.ask(&key, &upstreams, &rule).await;
+                let outcome = resolver.ask(&key, &upstreams, &rule, client).await;
                 if let (Some(_), Ok(stored)) = (kept, &outcome)
                     && !forgets[usize::from(stored.is_absence())]
                 {
@@ -205,9 +211,15 @@ impl Resolver {
         }
     }
 
-    async fn ask(&self, key: &Key, upstreams: &Upstreams, rule: &CacheRule) -> Outcome {
+    async fn ask(
+        &self,
+        key: &Key,
+        upstreams: &Upstreams,
+        rule: &CacheRule,
+        client: Option<IpAddr>,
+    ) -> Outcome {
         let began = Instant::now();
-        let reply = upstreams.ask(key).await;
+        let reply = upstreams.ask(key, client).await;
         self.counters.forwarded(began.elapsed(), reply.is_ok());
         let stored = Stored::read(&reply?, rule, Instant::now());
         let stored = stored.ok_or_else(|| Failure::Silent("anybody that makes sense".into()))?;
@@ -226,7 +238,7 @@ impl Resolver {
             let name = [&[16], label.as_bytes(), GUARD].concat().into();
             let key = Key { name, kind: HINFO, dnssec: false, unchecked: false };
             // What comes back does not matter; what comes to us does.
-            let _ = one.ask(&key).await;
+            let _ = one.ask(&key, None).await;
         });
         join_all(probes).await;
     }
@@ -278,7 +290,7 @@ fn write(
         Found::Stale(stored) => (stored, Some((3, "no newer answer could be had"))),
         Found::Nothing(failure) => {
             let (code, number) = match failure {
-                Failure::Busy => (Code::Refused, 0),
+                Failure::Busy | Failure::Share => (Code::Refused, 0),
                 Failure::Silent(_) => (Code::ServerFailure, 22),
                 Failure::Loop(_) => (Code::ServerFailure, 0),
             };

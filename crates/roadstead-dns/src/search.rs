@@ -250,10 +250,11 @@ impl Resolver {
         context: &Context<'a>,
         query: &Query<'_>,
     ) -> Option<(Try, Fate<'a>)> {
+        let client = context.asking.map(|asking| asking.address);
         let tries: Vec<Try> = context.tries(query)?.collect();
         for one in tries {
             let fate = match context.fate(query, &one) {
-                Fate::Ask(block, key) => match self.look_up(block, key).await {
+                Fate::Ask(block, key) => match self.look_up(block, key, client).await {
                     Found::Fresh(stored) | Found::Stale(stored) => remembered(stored, &one),
                     Found::Nothing(_) => Fate::Unclear,
                 },

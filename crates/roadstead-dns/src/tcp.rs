@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::time;
@@ -189,13 +189,13 @@ async fn converse(
 ) -> io::Result<()> {
     let mut late = Late::default();
     let (mut input, mut output) = (Vec::new(), Vec::new());
-    loop {
+    let mut over = false;
+    // Whoever asks nothing more may still wait for answers (RFC 1035, 4.2.2).
+    while !over || late.waiting > 0 {
         tokio::select! {
             reply = late.next(), if late.waiting > 0 => frame(&mut output, &reply),
-            read = read_some(&mut stream, &mut input), if late.waiting < MOST_LATE => {
-                if read? == 0 {
-                    return Ok(());
-                }
+            read = read_some(&stream, &mut input), if !over && late.waiting < MOST_LATE => {
+                over = read? == 0;
                 guest.touch();
             }
         }
@@ -218,6 +218,7 @@ async fn converse(
             (input, output) = (Vec::new(), Vec::new());
         }
     }
+    Ok(())
 }
 
 async fn send(stream: &mut TcpStream, output: &mut Vec<u8>) -> io::Result<()> {
@@ -231,11 +232,19 @@ async fn send(stream: &mut TcpStream, output: &mut Vec<u8>) -> io::Result<()> {
 
 /// Waits for something and reads it; nothing at the end, and when nothing came for too long. There
 /// is no buffer before there is something to put into it.
-async fn read_some(stream: &mut TcpStream, input: &mut Vec<u8>) -> io::Result<usize> {
-    let Ok(ready) = time::timeout(IDLE, stream.readable()).await else { return Ok(0) };
-    ready?;
-    input.reserve(CHUNK);
-    stream.read_buf(input).await
+async fn read_some(stream: &TcpStream, input: &mut Vec<u8>) -> io::Result<usize> {
+    let read = async {
+        loop {
+            stream.readable().await?;
+            input.reserve(CHUNK);
+            match stream.try_read_buf(input) {
+                // A new connection may be called readable though nothing has come.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => input.shrink_to_fit(),
+                read => return read,
+            }
+        }
+    };
+    time::timeout(IDLE, read).await.unwrap_or(Ok(0))
 }
 
 /// The queries of one connection that others have to be asked about.
@@ -328,6 +337,10 @@ fn answer(resolver: &Resolver, query: &[u8], peer: &SocketAddr, output: &mut Vec
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::publish::Published;
+    use crate::setup::Setup;
+    use roadstead_zone::name::Name;
+    use roadstead_zone::zone::Keeper;
 
     /// Lets clients in, one after the other; returns how many connections each has at the end.
     fn crowd(most: usize, clients: &str) -> String {
@@ -359,6 +372,30 @@ mod tests {
             ("the one that is there longest", 4, "aaaa", "a1"),
         ] {
             assert_eq!(crowd(most, clients), want, "{name}");
+        }
+    }
+
+    /// How long a connection is kept over which this comes, and nothing else.
+    async fn kept(bytes: &[u8]) -> Duration {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        client.write_all(bytes).await.unwrap();
+        let (stream, peer) = listener.accept().await.unwrap();
+        let guest = Crowd::default().enter(peer.ip(), CancellationToken::new());
+        let zone = roadstead_zone::settings::Settings::new(&Name::parse("cluster.local").unwrap());
+        let zone = Published::new(Keeper::new(zone, 1).snapshot());
+        let resolver = Resolver::new(zone, Published::new(Arc::new(Setup::standard(None))));
+        let began = time::Instant::now();
+        converse(stream, peer, &resolver, &guest).await.unwrap();
+        began.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silence_ends() {
+        for (name, bytes) in [("nothing at all", &[][..]), ("a byte", &[0]), ("a half", &[0, 9, 1])]
+        {
+            let kept = kept(bytes).await;
+            assert!(kept >= IDLE && kept < 2 * IDLE, "{name}: {kept:?}");
         }
     }
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use roadstead_zone::name::Name;
 use roadstead_zone::zone::Zone;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tracing::{debug, info};
 
 use self::batch::{Batch, Origin};
@@ -27,12 +27,13 @@ use crate::resolve::Resolver;
 use crate::respond::{Context, Response, Transport, respond};
 use crate::search::Asking;
 use crate::setup::{LoggedEnd, Setup};
+use crate::shares::Shares;
 use crate::turns::Turns;
 
 pub mod batch;
 mod gather;
 
-/// How many queries may wait for other servers at a time.
+/// How many queries may wait for other servers at a time, of which no client may have all.
 const MOST_WAITING: usize = 10_000;
 
 /// A query for others.
@@ -176,17 +177,17 @@ fn is_timeout(error: &io::Error) -> bool {
 
 /// Has others asked, and sends the replies.
 pub async fn answer_late(mut queries: mpsc::Receiver<Late>, resolver: Arc<Resolver>) {
-    let room = Arc::new(Semaphore::new(MOST_WAITING));
+    let room = Shares::new(MOST_WAITING);
     while let Some(late) = queries.recv().await {
-        let Ok(permit) = room.clone().try_acquire_owned() else {
+        let peer = late.origin.peer();
+        let address = peer.map(|peer| peer.ip().to_canonical());
+        let Ok(place) = room.take(address) else {
             resolver.counters.dropped(1);
             continue;
         };
         let resolver = resolver.clone();
         tokio::spawn(async move {
             let began = Instant::now();
-            let peer = late.origin.peer();
-            let address = peer.map(|peer| peer.ip());
             if let Some(reply) = resolver.finish(&late.query, Transport::Udp, address).await {
                 if let Some(peer) = peer {
                     log(&resolver.setup.get(), &late.query, &peer, &reply);
@@ -199,7 +200,7 @@ pub async fn answer_late(mut queries: mpsc::Receiver<Late>, resolver: Arc<Resolv
                     resolver.counters.dropped(1);
                 }
             }
-            drop(permit);
+            drop(place);
         });
     }
 }

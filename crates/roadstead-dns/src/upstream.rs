@@ -1,12 +1,14 @@
 //! Asks other servers about names that are not ours.
 //!
 //! The quickest server that works is asked first. If it is slower than it usually is, the next one
-//! is asked as well, and the first good reply counts. Those that say nothing are asked again.
-//! Identifiers and ports are random, so that nobody can answer in the place of the server we asked.
+//! is asked as well, and the first good reply counts. Those that say nothing are asked again. A server
+//! is down when it does not even answer the simplest question: about some name nobody may answer.
+//! Identifiers, ports and the case of letters are random, so that nobody can answer in the place of the
+//! server we asked.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -15,14 +17,16 @@ use futures::stream::{FuturesUnordered, StreamExt};
 use roadstead_zone::name::MAX_LENGTH;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
-use tokio::sync::Semaphore;
 use tokio::time;
 use tracing::{debug, info, warn};
 
+use self::letters::Question;
 use self::rounds::Rounds;
 use crate::cache::Key;
 use crate::message::{CLASS_INTERNET, HEADER_LENGTH, Query, TYPE_OPT, records};
+use crate::shares::{Refusal, Shares};
 
+mod letters;
 mod rounds;
 
 /// The size of reply we take over UDP.
@@ -51,11 +55,12 @@ pub enum Policy {
 pub struct Options {
     /// Who is asked first.
     pub policy: Policy,
-    /// How long one server may take. All together get two and a half times as long.
+    /// How long one server may take. All together get twice as long: clients give up after five
+    /// seconds, and should hear before that that there is no answer.
     pub timeout: Duration,
     /// After how many failures in a row a server is left alone; 0 is never.
     pub max_fails: u32,
-    /// How many questions may wait at a time; 0 is without limit.
+    /// How many questions may wait at a time, of which no client may have all; 0 is without limit.
     pub most: usize,
     /// Whether to use TCP always.
     pub force_tcp: bool,
@@ -79,6 +84,9 @@ pub enum Failure {
     /// Too many questions wait already.
     #[error("too many questions wait for other servers")]
     Busy,
+    /// Too many questions of that client wait already.
+    #[error("too many of your questions wait for other servers")]
+    Share,
     /// None of the servers answered.
     #[error("no answer from {0}")]
     Silent(String),
@@ -94,7 +102,7 @@ pub struct Upstreams {
     options: Options,
     secret: RandomState,
     asked: AtomicU64,
-    room: Semaphore,
+    room: Arc<Shares>,
 }
 
 #[derive(Debug)]
@@ -104,8 +112,13 @@ struct Server {
     usual: AtomicU64,
     /// How often it failed in a row.
     failures: AtomicU32,
+    /// Whether it is being asked for what every server knows.
     probing: AtomicBool,
+    /// Whether it did not know that.
+    down: AtomicBool,
     looping: AtomicBool,
+    /// Whether it does not repeat the letters of a question as they are.
+    folds: AtomicBool,
 }
 
 impl Upstreams {
@@ -117,12 +130,14 @@ impl Upstreams {
                 usual: AtomicU64::new(0),
                 failures: AtomicU32::new(0),
                 probing: AtomicBool::new(false),
+                down: AtomicBool::new(false),
                 looping: AtomicBool::new(false),
+                folds: AtomicBool::new(false),
             })
         };
         Self {
             servers: servers.into_iter().map(server).collect(),
-            room: Semaphore::new(room(options.most)),
+            room: Shares::new(options.most),
             options,
             secret: RandomState::new(),
             asked: AtomicU64::new(0),
@@ -136,7 +151,7 @@ impl Upstreams {
 
     /// How many servers do not work at the moment.
     pub fn broken(&self) -> usize {
-        self.servers.iter().filter(|server| self.is_down(server)).count()
+        self.servers.iter().filter(|server| server.is_down()).count()
     }
 
     /// Notes that a server leads back to us; it is not asked again.
@@ -146,17 +161,20 @@ impl Upstreams {
         }
     }
 
-    /// Asks one of the servers, and then others if need be, or the same again.
-    pub async fn ask(&self, key: &Key) -> Result<Vec<u8>, Failure> {
-        let _room = self.room.try_acquire().map_err(|_| Failure::Busy)?;
+    /// Asks one of the servers, and then others if need be, or the same again, on behalf of a client.
+    pub async fn ask(&self, key: &Key, client: Option<IpAddr>) -> Result<Vec<u8>, Failure> {
+        let _place = self.room.take(client).map_err(|refusal| match refusal {
+            Refusal::Full => Failure::Busy,
+            Refusal::Share => Failure::Share,
+        })?;
         let order = self.order()?;
-        let query = query(key, self.random());
+        let question = Question::new(query(key, self.random()), || self.random());
         let mut rounds = Rounds::new(order.len());
         let mut waiting = FuturesUnordered::new();
         let mut best: Option<Vec<u8>> = None;
         // The first is asked at once.
         let mut next = time::Instant::now();
-        let over = next + self.options.timeout * 5 / 2;
+        let over = next + self.options.timeout * 2;
         while !waiting.is_empty() || rounds.go_on() {
             tokio::select! {
                 biased;
@@ -177,7 +195,7 @@ impl Upstreams {
                 }
                 () = time::sleep_until(next), if rounds.go_on() => {
                     let Some(server) = rounds.take() else { continue };
-                    waiting.push(self.exchange((server, &order[server]), &query));
+                    waiting.push(self.exchange((server, &order[server]), &question));
                     next = time::Instant::now() + rounds.pause(order[server].patience());
                 }
                 () = time::sleep_until(over) => break,
@@ -207,13 +225,8 @@ impl Upstreams {
         if self.options.policy == Policy::Quickest {
             order.sort_by_key(|server| server.usual.load(Ordering::Relaxed));
         }
-        order.sort_by_key(|server| self.is_down(server));
+        order.sort_by_key(|server| server.is_down());
         Ok(order)
-    }
-
-    fn is_down(&self, server: &Server) -> bool {
-        let most = self.options.max_fails;
-        most > 0 && server.failures.load(Ordering::Relaxed) >= most
     }
 
     fn random(&self) -> u16 {
@@ -225,17 +238,16 @@ impl Upstreams {
     async fn exchange(
         &self,
         (number, server): (usize, &Arc<Server>),
-        query: &[u8],
+        question: &Question,
     ) -> (usize, io::Result<Vec<u8>>) {
         let began = Instant::now();
-        let result = server.exchange(query, &self.options).await;
+        let result = server.exchange(question, &self.options).await;
         match &result {
             Ok(_) => server.succeeded(began.elapsed()),
             Err(error) => {
                 debug!(server = %server.address, %error, "no answer from upstream");
-                let failures = server.failures.fetch_add(1, Ordering::Relaxed) + 1;
-                if self.options.max_fails > 0 && failures == self.options.max_fails {
-                    warn!(server = %server.address, %error, "upstream is down");
+                server.failures.fetch_add(1, Ordering::Relaxed);
+                if self.options.max_fails > 0 {
                     server.probe(self.options.clone());
                 }
             }
@@ -245,6 +257,10 @@ impl Upstreams {
 }
 
 impl Server {
+    fn is_down(&self) -> bool {
+        self.down.load(Ordering::Relaxed)
+    }
+
     fn patience(&self) -> Duration {
         let usual = Duration::from_micros(self.usual.load(Ordering::Relaxed));
         (usual * 4).clamp(HEDGE[0], HEDGE[1])
@@ -256,24 +272,51 @@ impl Server {
         let usual = if usual == 0 { took } else { (usual * 7 + took.min(10_000_000)) / 8 };
         self.usual.store(usual, Ordering::Relaxed);
         self.failures.store(0, Ordering::Relaxed);
-    }
-
-    async fn exchange(&self, query: &[u8], options: &Options) -> io::Result<Vec<u8>> {
-        let late = |_| io::Error::from(io::ErrorKind::TimedOut);
-        if !options.force_tcp {
-            let reply = time::timeout(options.timeout, over_udp(self.address, query));
-            let reply = reply.await.map_err(late)??;
-            if reply[2] & 0x02 == 0 {
-                return Ok(reply);
-            }
-            // There is more than fits: the whole is to be had over TCP.
-            let whole = time::timeout(options.timeout, over_tcp(self.address, query)).await;
-            return Ok(whole.ok().and_then(Result::ok).unwrap_or(reply));
+        if self.down.swap(false, Ordering::Relaxed) {
+            info!(server = %self.address, "upstream is up again");
         }
-        time::timeout(options.timeout, over_tcp(self.address, query)).await.map_err(late)?
     }
 
-    /// Asks for the root's servers until there is an answer, in a task of its own.
+    async fn exchange(&self, question: &Question, options: &Options) -> io::Result<Vec<u8>> {
+        let Options { timeout, force_tcp, .. } = *options;
+        let folds = self.folds.load(Ordering::Relaxed);
+        let query = if folds || force_tcp { &question.plain } else { &question.spelled };
+        if force_tcp {
+            return within(timeout, over_tcp(self.address, query)).await;
+        }
+        let reply = within(timeout, over_udp(self.address, query)).await?;
+        let repeated = folds || question.is_repeated(&reply);
+        if repeated && is_whole(&reply) {
+            return Ok(question.restored(reply));
+        }
+        // There is more than fits, or the letters are others: that was an impostor, or a server that
+        // does not care. The truth is to be had over TCP, where nobody can interfere.
+        let whole = within(timeout, over_tcp(self.address, query)).await;
+        let reply = match whole {
+            Ok(whole) => {
+                self.folds.store(folds || !question.is_repeated(&whole), Ordering::Relaxed);
+                whole
+            }
+            Err(_) if repeated => reply,
+            Err(_) => {
+                let reply = within(timeout, over_udp(self.address, &question.plain)).await?;
+                self.folds.store(true, Ordering::Relaxed);
+                reply
+            }
+        };
+        Ok(question.restored(reply))
+    }
+
+    /// Takes in that not even the simplest question was answered.
+    fn failed_again(&self, error: &io::Error, max_fails: u32) {
+        let failures = self.failures.fetch_add(1, Ordering::Relaxed) + 1;
+        if failures >= max_fails && !self.down.swap(true, Ordering::Relaxed) {
+            warn!(server = %self.address, %error, "upstream is down");
+        }
+    }
+
+    /// Asks for the root's servers until there is an answer, in a task of its own. If there is none,
+    /// and the server has failed often enough, it is down.
     fn probe(self: &Arc<Self>, options: Options) {
         if self.probing.swap(true, Ordering::Relaxed) {
             return;
@@ -281,25 +324,31 @@ impl Server {
         let server = Arc::downgrade(self);
         tokio::spawn(async move {
             let root = Key { name: [0].into(), kind: 2, dnssec: false, unchecked: false };
-            loop {
-                time::sleep(PROBE_EVERY).await;
-                // When nobody uses the server any more, there is nothing to find out.
-                let Some(server) = server.upgrade() else { return };
+            // When nobody uses the server any more, there is nothing to find out.
+            while let Some(server) = server.upgrade() {
                 let began = Instant::now();
-                if server.exchange(&query(&root, 1), &options).await.is_ok() {
-                    server.succeeded(began.elapsed());
-                    server.probing.store(false, Ordering::Relaxed);
-                    info!(server = %server.address, "upstream is up again");
-                    return;
+                let question = Question::new(query(&root, 1), || 0);
+                match server.exchange(&question, &options).await {
+                    Ok(_) => {
+                        server.probing.store(false, Ordering::Relaxed);
+                        return server.succeeded(began.elapsed());
+                    }
+                    Err(error) => server.failed_again(&error, options.max_fails),
                 }
+                drop(server);
+                time::sleep(PROBE_EVERY).await;
             }
         });
     }
 }
 
-/// How many questions there is room for.
-fn room(most: usize) -> usize {
-    if most == 0 { Semaphore::MAX_PERMITS } else { most.min(Semaphore::MAX_PERMITS) }
+async fn within<T>(time: Duration, reply: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    time::timeout(time, reply).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+}
+
+/// Whether there is no more than that.
+fn is_whole(reply: &[u8]) -> bool {
+    reply[2] & 0x02 == 0
 }
 
 fn is_failure(reply: &[u8]) -> bool {
@@ -362,19 +411,4 @@ async fn over_tcp(server: SocketAddr, query: &[u8]) -> io::Result<Vec<u8>> {
     let mut reply = vec![0; usize::from(length)];
     stream.read_exact(&mut reply).await?;
     if belongs(&reply, query) { Ok(reply) } else { Err(io::ErrorKind::InvalidData.into()) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn how_many_may_wait() {
-        for (most, want) in
-            [(0, Semaphore::MAX_PERMITS), (7, 7), (usize::MAX, Semaphore::MAX_PERMITS)]
-        {
-            let upstreams = Upstreams::new(Vec::new(), Options { most, ..Options::default() });
-            assert_eq!(upstreams.room.available_permits(), want, "max_concurrent {most}");
-        }
-    }
 }

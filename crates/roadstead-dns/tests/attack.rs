@@ -183,6 +183,72 @@ fn revolving(server: SocketAddr) -> Attack {
     Attack { over, threads: vec![thread], _held: Vec::new() }
 }
 
+/// A server for other names, which says nothing about some of them.
+fn choosy() -> SocketAddr {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = socket.local_addr().unwrap();
+    thread::spawn(move || {
+        let mut buffer = [0; 512];
+        while let Ok((length, peer)) = socket.recv_from(&mut buffer) {
+            if buffer[..length].windows(4).any(|window| window.eq_ignore_ascii_case(b"host")) {
+                continue;
+            }
+            // The question without what follows it, and an address.
+            let mut reply = buffer[..length - 11].to_vec();
+            reply[2] |= 0x80;
+            (reply[7], reply[11]) = (1, 0);
+            reply.extend(b"\xc0\x0c\0\x01\0\x01\0\0\0\x3c\0\x04\xc0\0\x02\x01");
+            let _ = socket.send_to(&reply, peer);
+        }
+    });
+    address
+}
+
+/// One client asks for names whose servers are silent, as many as it can. Others still get answers
+/// from outside.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_client_does_not_take_all_places() {
+    let keeper = Keeper::new(Settings::new(&Name::parse("cluster.local").unwrap()), 1);
+    let server = Server::bind_with(&["127.0.0.1:0".parse().unwrap()], 2).unwrap();
+    let address = server.addresses().unwrap()[0];
+    let upstreams = Arc::new(Upstreams::new(vec![choosy()], Options::default()));
+    let setup = Published::new(Arc::new(Setup::standard(Some(upstreams))));
+    let resolver = Resolver::new(Published::new(keeper.snapshot()), setup);
+    let stop = CancellationToken::new();
+    let token = stop.clone();
+    let serving = tokio::spawn(async move {
+        server.serve(resolver, &Metrics::default(), &Limits::default(), token).await
+    });
+    let asked = tokio::task::spawn_blocking(move || {
+        let greedy = UdpSocket::bind("127.0.0.2:0").unwrap();
+        for number in 0..4000 {
+            let _ = greedy.send_to(&foreign(number), address);
+            if number % 50 == 0 {
+                thread::sleep(Duration::from_millis(2));
+            }
+        }
+        let modest = UdpSocket::bind("127.0.0.1:0").unwrap();
+        modest.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let mut reply = [0; 512];
+        for number in 0..20 {
+            let name = format!("good-{number}.example.com");
+            modest.send_to(&query(number, &name), address).unwrap();
+            modest.recv(&mut reply).expect("an answer");
+            assert_eq!(reply[3] & 0x0f, 0, "{name}");
+        }
+        // And it is told why it gets nothing more.
+        let mut codes = [0; 16];
+        greedy.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+        while greedy.recv(&mut reply).is_ok() {
+            codes[usize::from(reply[3] & 0x0f)] += 1;
+        }
+        assert!(codes[5] > 50 && codes[0] == 0, "{codes:?}");
+    });
+    asked.await.unwrap();
+    stop.cancel();
+    serving.await.unwrap().unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn latency_under_attack() {
     let mut keeper = Keeper::new(Settings::new(&Name::parse("cluster.local").unwrap()), 1);

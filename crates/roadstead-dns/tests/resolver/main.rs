@@ -26,7 +26,10 @@ use serde_json::json;
 use tokio::task;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use upstream::{Upstream, cuts, denies, dies, fails, hesitates, lies, misses, silent, slow, works};
+use upstream::{
+    Upstream, cuts, denies, dies, fails, forges, hesitates, knows_only_the_root, lies, misses,
+    silent, slow, works,
+};
 
 /// A server with a small cluster behind it.
 struct Running {
@@ -124,6 +127,28 @@ async fn whatever_other_servers_do() {
     }
 }
 
+/// Whoever does not repeat the letters of a question is asked again over TCP, and then knows them or
+/// does not care for them.
+#[tokio::test(flavor = "multi_thread")]
+async fn letters_are_repeated() {
+    // Names with many letters, so that they are not all small ones by chance.
+    let names = ["one-name-with-many-letters.example.org.", "another-one-of-those.example.org."];
+    let upstream = Upstream::start_folding();
+    let running = run_with(&[&upstream]);
+    let (code, answers) = ask(running.address, names[0]).await;
+    assert_eq!(code, ResponseCode::NoError);
+    assert!(answers.starts_with("192.0.2.200 "), "what it says over TCP: {answers}");
+    assert_eq!(ask(running.address, names[1]).await.1, "192.0.2.1", "then it is known");
+    assert_eq!(upstream.asked(), 2);
+
+    let upstream = Upstream::start(forges);
+    let running = run_with(&[&upstream]);
+    for name in names {
+        let (_, answers) = ask(running.address, name).await;
+        assert!(answers.starts_with("192.0.2.200 "), "never the impostor's: {answers}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_alias_leads_outside() {
     let upstream = Upstream::start(works);
@@ -181,6 +206,27 @@ async fn those_who_ask_the_same_share_an_answer() {
         assert_eq!(one.await.unwrap(), (ResponseCode::NoError, "192.0.2.1".into()));
     }
     assert_eq!(upstream.asked(), 1);
+}
+
+/// Clients give up after five seconds; and one name says nothing about a server.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_about_which_nobody_answers() {
+    let upstream = Upstream::start(knows_only_the_root);
+    let upstreams = Arc::new(Upstreams::new(vec![upstream.address], Options::default()));
+    let running = run(Setup::standard(Some(upstreams.clone())));
+    let began = Instant::now();
+    assert_eq!(ask(running.address, OUTSIDE).await.0, ResponseCode::ServFail);
+    let took = began.elapsed();
+    assert!(took < Duration::from_millis(4300), "{took:?}");
+    assert_eq!(upstreams.broken(), 0, "it answers other questions");
+    // Three times about the name, and whether it is there at all.
+    assert!(upstream.asked() <= 5, "{}", upstream.asked());
+    let silent = Upstream::start(silent);
+    let upstreams = Arc::new(Upstreams::new(vec![silent.address], Options::default()));
+    let running = run(Setup::standard(Some(upstreams.clone())));
+    assert_eq!(ask(running.address, OUTSIDE).await.0, ResponseCode::ServFail);
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(upstreams.broken(), 1, "it answers nothing");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -275,6 +321,27 @@ async fn a_stream_is_answered_in_the_order_of_readiness() {
         [name(), name()]
     });
     assert_eq!(names.await.unwrap(), ["web.prod.svc.cluster.local.", OUTSIDE]);
+}
+
+/// Whoever has nothing more to ask still wants the answers.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_may_be_closed_before_the_answers() {
+    let upstream = Upstream::start(slow);
+    let running = run_with(&[&upstream]);
+    let server = running.address;
+    let read = task::spawn_blocking(move || {
+        ["example.org.", "other.org.", "outer.prod.svc.cluster.local."].map(|name| {
+            let mut stream = TcpStream::connect(server).unwrap();
+            let query = query(name, RecordType::A);
+            stream.write_all(&u16::try_from(query.len()).unwrap().to_be_bytes()).unwrap();
+            stream.write_all(&query).unwrap();
+            stream.shutdown(std::net::Shutdown::Write).unwrap();
+            let reply = read_framed(&mut stream);
+            assert_eq!(stream.read(&mut [0]).unwrap(), 0, "and then it is over");
+            reply.answers.len()
+        })
+    });
+    assert_eq!(read.await.unwrap(), [1, 1, 2]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

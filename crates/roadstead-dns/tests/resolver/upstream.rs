@@ -22,6 +22,16 @@ pub struct Upstream {
 
 impl Upstream {
     pub fn start(behaviour: Behaviour) -> Self {
+        Self::start_with(behaviour, |query| query)
+    }
+
+    /// One that knows no capital letters.
+    pub fn start_folding() -> Self {
+        Self::start_with(folds, in_small_letters)
+    }
+
+    /// What it takes a query over TCP for does not depend on its behaviour.
+    fn start_with(behaviour: Behaviour, over_tcp: fn(Message) -> Message) -> Self {
         let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = tcp.local_addr().unwrap();
         let udp = UdpSocket::bind(address).unwrap();
@@ -46,7 +56,7 @@ impl Upstream {
                 if stream.read_exact(&mut length).is_ok() {
                     let mut query = vec![0; usize::from(u16::from_be_bytes(length))];
                     stream.read_exact(&mut query).unwrap();
-                    let query = Message::from_vec(&query).unwrap();
+                    let query = over_tcp(Message::from_vec(&query).unwrap());
                     let reply = answer(&query, &["192.0.2.200"; 200], 60);
                     stream.write_all(&u16::try_from(reply.len()).unwrap().to_be_bytes()).unwrap();
                     stream.write_all(&reply).unwrap();
@@ -90,8 +100,30 @@ pub fn works(query: &Message, _: usize) -> Vec<Vec<u8>> {
     vec![answer(query, &["192.0.2.1"], 60)]
 }
 
+fn in_small_letters(mut query: Message) -> Message {
+    let name = query.queries[0].name().to_string().to_lowercase();
+    query.queries[0].set_name(Name::from_ascii(name).unwrap());
+    query
+}
+
+/// Right, but in small letters.
+fn folds(query: &Message, _: usize) -> Vec<Vec<u8>> {
+    vec![answer(&in_small_letters(query.clone()), &["192.0.2.1"], 60)]
+}
+
+/// An impostor who knows everything but the letters is quicker.
+pub fn forges(query: &Message, number: usize) -> Vec<Vec<u8>> {
+    let forged = answer(&in_small_letters(query.clone()), &["203.0.113.1"], 60);
+    [vec![forged], works(query, number)].concat()
+}
+
 pub fn silent(_: &Message, _: usize) -> Vec<Vec<u8>> {
     Vec::new()
+}
+
+/// Knows only what every server knows.
+pub fn knows_only_the_root(query: &Message, number: usize) -> Vec<Vec<u8>> {
+    if query.queries[0].name().is_root() { works(query, number) } else { Vec::new() }
 }
 
 pub fn fails(query: &Message, _: usize) -> Vec<Vec<u8>> {

@@ -93,9 +93,11 @@ impl Stored {
         Some(Self { bytes: bytes.into(), received: now, lifetime, longest })
     }
 
-    /// How long a record in it may be remembered when the message has this age.
+    /// How long a record in it may be remembered when the message has this age. What must not be
+    /// remembered was not.
     pub fn rest(&self, lifetime: u32, age: u32) -> u32 {
-        lifetime.min(self.longest).saturating_sub(age).max(1)
+        let rest = lifetime.min(self.longest).saturating_sub(age).max(1);
+        rest.min(lifetime)
     }
 
     /// How old it is, in seconds.
@@ -272,6 +274,15 @@ mod tests {
         let all = [stored("answer 60"), stored("answer 60, answer 60")].map(Arc::new);
         (0..10_000).for_each(|n| cache.learn(key(7), &all[n % 2]));
         assert_eq!(cache.shard(&key(7)).bytes, size(&key(7), &all[1]));
+    }
+
+    #[test]
+    fn what_must_not_be_remembered_is_passed_on_as_such() {
+        let stored = stored("answer 60");
+        for (lifetime, age, want) in [(60, 0, 60), (60, 20, 40), (60, 90, 1), (0, 0, 0), (0, 5, 0)]
+        {
+            assert_eq!(stored.rest(lifetime, age), want, "{lifetime} after {age}");
+        }
     }
 
     #[test]

@@ -105,7 +105,6 @@ fn standard_setup(config: &Config, files: &Files) -> Setup {
         (!servers.is_empty()).then(|| Arc::new(Upstreams::new(servers, Options::default())));
     let mut setup = Setup::standard(upstreams);
     setup.coredns_compat = config.coredns_compat;
-    setup.identity = host_name();
     setup
 }
 
@@ -133,16 +132,8 @@ fn own_addresses() -> Vec<IpAddr> {
     families.into_iter().filter_map(address).collect()
 }
 
-/// What this machine calls itself.
-fn host_name() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned()
-}
-
 /// Puts a Corefile in the place of the flags.
-fn understood(mut corefile: Corefile, config: &Config, standard: Settings) -> Meaning {
-    if corefile.setup.identity.is_empty() {
-        corefile.setup.identity = host_name();
-    }
+fn understood(corefile: Corefile, config: &Config, standard: Settings) -> Meaning {
     let settings = corefile.settings.map(|settings| Settings {
         servers: config.addresses.clone(),
         local: own_addresses(),

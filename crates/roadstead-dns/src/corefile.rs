@@ -55,6 +55,9 @@ pub struct Corefile {
     pub metrics: Option<SocketAddr>,
 }
 
+/// Where this machine says what it is called.
+const HOST_NAME: &str = "/proc/sys/kernel/hostname";
+
 /// How files are read, such as `/etc/resolv.conf`. A path that ends in `/` is read as the names of
 /// what is in that folder, one per line.
 pub type ReadFile<'a> = &'a dyn Fn(&str) -> std::io::Result<String>;
@@ -158,8 +161,12 @@ impl Reader<'_> {
             // nobody waits for ever: all of that is always so.
             "minimal" | "any" | "multisocket" | "cancel" => {}
             "autopath" => autopath(directive)?,
-            // Without a text of its own it is the machine's name, as always.
-            "nsid" => corefile.setup.identity = directive.words[1..].join(" "),
+            // Without a text of its own it is the machine's name.
+            "nsid" => {
+                let host = || (self.file)(HOST_NAME).unwrap_or_default().trim().to_owned();
+                let text = directive.words[1..].join(" ");
+                corefile.setup.identity = if text.is_empty() { host() } else { text };
+            }
             "bufsize" => {
                 let size = directive.words.get(1).map_or(Ok(1232), |word| word.parse());
                 let size = size.ok().filter(|size| (512..=4096).contains(size));

@@ -17,9 +17,10 @@ use roadstead_api::key::ObjectKey;
 use roadstead_watch::informer::{Selection, key_of};
 use roadstead_watch::lean::{LeanChange, lean, version_of};
 use roadstead_zone::settings::{PodNames, Settings};
-use roadstead_zone::zone::{Keeper, Zone};
+use roadstead_zone::zone::{Keeper, Numbered, Zone};
 use serde_json::Value;
 use tokio::sync::watch;
+use tokio::time;
 use tracing::info;
 
 use crate::agent::Programmed;
@@ -81,9 +82,13 @@ impl Follower {
         loop {
             let mut state = State::new(wanted.clone(), self.zone.get().serial());
             let mut changes = self.watch(&wanted).ready_chunks(CHUNK);
+            let mut numbered = Numbered::Now;
             wanted = loop {
                 tokio::select! {
-                    Some(chunk) = changes.next() => self.take_in(&mut state, chunk),
+                    Some(chunk) = changes.next() => numbered = self.take_in(&mut state, chunk),
+                    () = time::sleep(rest_of_second()), if numbered == Numbered::Later => {
+                        numbered = self.publish(&mut state);
+                    }
                     changed = self.wanted.changed() => {
                         if changed.is_err() {
                             return;
@@ -94,7 +99,7 @@ impl Follower {
                         }
                         state.keeper.configure(new.settings.clone());
                         wanted = new;
-                        self.publish(&mut state);
+                        numbered = self.publish(&mut state);
                     }
                 }
             };
@@ -127,7 +132,7 @@ impl Follower {
         lean(Api::all(self.client.clone()), selection)
     }
 
-    fn take_in(&self, state: &mut State, chunk: Vec<Change>) {
+    fn take_in(&self, state: &mut State, chunk: Vec<Change>) -> Numbered {
         let mut since = Vec::new();
         for change in chunk {
             since.extend(state.observe(change));
@@ -136,15 +141,16 @@ impl Follower {
             state.keeper.set_synced();
             info!("all names are known");
         }
-        self.publish(state);
+        let numbered = self.publish(state);
         for duration in since {
             self.metrics.programming.observe(duration, 1);
         }
+        numbered
     }
 
-    fn publish(&self, state: &mut State) {
+    fn publish(&self, state: &mut State) -> Numbered {
         let complete = state.keeper.zone().synced();
-        state.keeper.number(self.zone.get().serial(), seconds_since_1970());
+        let numbered = state.keeper.number(self.zone.get().serial(), seconds_since_1970());
         // A zone that is being rebuilt must not take the place of a complete one.
         if complete || !self.zone.get().synced() {
             self.zone.publish(state.keeper.snapshot());
@@ -163,6 +169,7 @@ impl Follower {
             *programmed = new;
             changed
         });
+        numbered
     }
 }
 
@@ -286,6 +293,12 @@ impl State {
 fn elapsed(text: &str) -> Option<Duration> {
     let then: jiff::Timestamp = text.parse().ok()?;
     Duration::try_from(jiff::Timestamp::now().duration_since(then)).ok()
+}
+
+/// How long it takes until the time is another serial number.
+fn rest_of_second() -> Duration {
+    let elapsed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Duration::from_secs(1).saturating_sub(Duration::from_nanos(elapsed.subsec_nanos().into()))
 }
 
 /// The time as a serial number.

@@ -108,8 +108,8 @@ impl<'a> Query<'a> {
         let (name, at) = read_plain_name(bytes).ok_or(Fault::Malformed)?;
         let kind = read_u16(bytes, at).ok_or(Fault::Malformed)?;
         let class = read_u16(bytes, at + 2).ok_or(Fault::Malformed)?;
-        let records = usize::from(count(6)) + usize::from(count(8)) + usize::from(count(10));
-        let edns = read_edns(bytes, at + 4, records)?;
+        let before = usize::from(count(6)) + usize::from(count(8));
+        let edns = read_edns(bytes, at + 4, (before, usize::from(count(10))))?;
         Ok(Self { bytes, name, kind, class, question_end: at + 4, edns })
     }
 }
@@ -271,23 +271,43 @@ fn has_option(mut options: &[u8], wanted: u16) -> bool {
     false
 }
 
-fn read_edns(bytes: &[u8], mut at: usize, records: usize) -> Result<Option<Edns>, Fault> {
+fn read_edns(
+    bytes: &[u8],
+    mut at: usize,
+    (before, additional): (usize, usize),
+) -> Result<Option<Edns>, Fault> {
     let mut found = None;
-    for _ in 0..records {
-        let Some(record) = Record::read(bytes, at) else { break };
+    for number in 0..before + additional {
+        let record = Record::read(bytes, at).ok_or(Fault::Malformed)?;
         at = record.end();
-        if record.kind == TYPE_OPT {
-            let [_, version, flags, _] = record.lifetime.to_be_bytes();
-            let edns = Edns {
-                size: record.class,
-                version,
-                dnssec: flags & 0x80 != 0,
-                identity: has_option(&bytes[record.data_at..record.end()], OPTION_IDENTITY),
-            };
-            if found.replace(edns).is_some() {
-                return Err(Fault::Malformed);
-            }
+        // Elsewhere it means nothing (RFC 6891, section 6.1.1).
+        if record.kind != TYPE_OPT || number < before {
+            continue;
+        }
+        let options = &bytes[record.data_at..record.end()];
+        if !options_are_whole(options) {
+            return Err(Fault::Malformed);
+        }
+        let [_, version, flags, _] = record.lifetime.to_be_bytes();
+        let edns = Edns {
+            size: record.class,
+            version,
+            dnssec: flags & 0x80 != 0,
+            identity: has_option(options, OPTION_IDENTITY),
+        };
+        if found.replace(edns).is_some() {
+            return Err(Fault::Malformed);
         }
     }
     Ok(found)
+}
+
+/// Whether options fill their record exactly.
+fn options_are_whole(mut options: &[u8]) -> bool {
+    while !options.is_empty() {
+        let length = read_u16(options, 2).map(usize::from);
+        let Some(rest) = length.and_then(|length| options.get(4 + length..)) else { return false };
+        options = rest;
+    }
+    true
 }

@@ -61,6 +61,8 @@ pub enum Owner<'a> {
     At(usize),
     /// A name in full.
     Name(&'a [u8]),
+    /// A label below a name that is in the message already, at this place.
+    Below(HostLabel<'a>, usize),
     /// The name of a Service or an endpoint, and what such names end in.
     Target(Target<'a>, &'a [u8]),
 }
@@ -84,9 +86,10 @@ impl<'a> Reply<'a> {
     /// reply will not be longer than the buffer.
     pub fn new(query: &Query<'_>, buffer: &'a mut [u8], setup: &'a Setup) -> Self {
         let mut reply = Self { buffer, at: 0, edns: query.edns, setup };
-        // It is a response, recursion is available, and whether it was wished for is repeated, as
-        // is whether signatures are to be checked.
-        let flags = [0x80 | (query.bytes[2] & 0x01), 0x80 | (query.bytes[3] & 0x10)];
+        // It is a response, recursion is available if there is anybody to ask, and whether it was
+        // wished for is repeated, as is whether signatures are to be checked.
+        let available = if setup.asks_others() { 0x80 } else { 0 };
+        let flags = [0x80 | (query.bytes[2] & 0x01), available | (query.bytes[3] & 0x10)];
         let asked = &query.bytes[..query.question_end];
         reply.put(asked).expect("the shortest buffer holds the longest question");
         reply.buffer[2..4].copy_from_slice(&flags);
@@ -163,15 +166,23 @@ impl<'a> Reply<'a> {
         match name {
             Owner::At(at) => self.put(&(0xc000 | u16::try_from(at).ok()?).to_be_bytes()),
             Owner::Name(wire) => self.put(wire),
+            Owner::Below(host, at) => {
+                self.host(host)?;
+                self.name(Owner::At(at))
+            }
             Owner::Target(target, suffix) => {
-                match target.host {
-                    HostLabel::Service => {}
-                    HostLabel::Name(name) => self.label(name.as_bytes())?,
-                    HostLabel::Address(address) => self.label(Dashed::new(address).bytes())?,
-                }
+                self.host(target.host)?;
                 self.put(target.key)?;
                 self.put(suffix)
             }
+        }
+    }
+
+    fn host(&mut self, host: HostLabel<'_>) -> Option<()> {
+        match host {
+            HostLabel::Service => Some(()),
+            HostLabel::Name(name) => self.label(name.as_bytes()),
+            HostLabel::Address(address) => self.label(Dashed::new(address).bytes()),
         }
     }
 

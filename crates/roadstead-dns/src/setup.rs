@@ -322,6 +322,11 @@ impl Setup {
         }
     }
 
+    /// Whether there is anybody else to ask.
+    pub fn asks_others(&self) -> bool {
+        self.blocks.iter().any(|block| !block.forwards.is_empty())
+    }
+
     /// The rules for a name in wire form and small letters.
     pub fn block(&self, name: &[u8]) -> Option<&Block> {
         let length = |block: &Block| {

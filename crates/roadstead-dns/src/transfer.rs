@@ -202,10 +202,14 @@ mod tests {
             "db-0.db.prod.svc.cluster.local. A 10.0.0.1",
             "db.prod.svc.cluster.local. A 10.0.0.1",
             "db.prod.svc.cluster.local. A 10.0.0.2",
+            "db.prod.svc.cluster.local. SRV 0 50 5432 10-0-0-2.db.prod.svc.cluster.local.",
+            "db.prod.svc.cluster.local. SRV 0 50 5432 db-0.db.prod.svc.cluster.local.",
             "ns.dns.Cluster.local. A 10.96.0.10",
             "outer.prod.svc.cluster.local. CNAME example.org.",
             "web.prod.svc.cluster.local. A 10.96.0.1",
             "web.prod.svc.cluster.local. AAAA fd96::1",
+            "web.prod.svc.cluster.local. SRV 0 25 80 web.prod.svc.cluster.local.",
+            "web.prod.svc.cluster.local. SRV 0 25 81 web.prod.svc.cluster.local.",
         ];
         assert_eq!(all, want);
         let count = |rules, kind, serial| {

@@ -6,7 +6,8 @@ use roadstead_zone::answer::{Answer, End, RecordType};
 use roadstead_zone::entry::{V4_RECORD, V6_RECORD};
 use roadstead_zone::explain::Reason;
 use roadstead_zone::name::{Name, find_suffix};
-use roadstead_zone::records::{Glue, PointerRecords, Records, ServiceRecords, Target};
+use roadstead_zone::records::{Glue, HostLabel, PointerRecords, Records, ServiceRecords, Target};
+use roadstead_zone::view::Dashed;
 use roadstead_zone::zone::Zone;
 
 use crate::cache::Stored;
@@ -80,7 +81,9 @@ pub fn answer_from(
             soa(reply, zone, Section::Authority, place, *lifetime);
             Code::NoName
         }
-        End::NotReady | End::Loop | End::Elsewhere | End::NotOurs => Code::ServerFailure,
+        End::NotReady | End::Loop | End::TooLong | End::Elsewhere | End::NotOurs => {
+            Code::ServerFailure
+        }
     }
 }
 
@@ -146,6 +149,11 @@ fn records(
             let section = Section::Additional;
             name_server(reply, zone, *target, (owner, lifetime), place, section)
         }
+        Records::NsOfAddresses(target) => {
+            let place = Place(Owner::Name(zone.origin().wire()));
+            let section = Section::Additional;
+            name_server(reply, zone, *target, (owner, lifetime), &place, section)
+        }
         Records::Version => {
             reply.record(Section::Answer, at, (types::TXT, lifetime), |r| r.label(b"1.1.0"))
         }
@@ -178,6 +186,7 @@ fn services(
     lifetime: u32,
 ) -> bool {
     let suffix = zone.suffix(all.is_outside());
+    let first = reply.position();
     let fits = all.iter().all(|service| {
         reply.record(Section::Answer, Owner::At(owner), (types::SRV, lifetime), |r| {
             r.put(&[0, 0])?;
@@ -188,17 +197,43 @@ fn services(
         })
     });
     // Addresses are a courtesy: if they do not fit, nothing is missing.
-    let _ = fits && all.glue().all(|one| glue(reply, &one, suffix, lifetime));
+    let service =
+        first + BEFORE_TARGET + all.glue().next().map_or(0, |(one, _)| label_length(&one));
+    let mut at = first;
+    let _ = fits
+        && all.glue().all(|(one, count)| {
+            let (Glue::Own(target, _) | Glue::Host(target, _)) = one;
+            let name = at + BEFORE_TARGET;
+            at += count * (BEFORE_TARGET + label_length(&one) + target.key.len() + suffix.len());
+            let owner = match name < POINTERS_END {
+                true => Owner::At(name),
+                false => Owner::Below(target.host, service),
+            };
+            glue(reply, &one, owner, lifetime)
+        });
     fits
 }
 
-fn glue(reply: &mut Reply<'_>, glue: &Glue<'_>, suffix: &[u8], lifetime: u32) -> bool {
-    let mut add = |target, one| {
-        address(reply, Section::Additional, Owner::Target(target, suffix), one, lifetime)
-    };
+/// What comes before the name in an SRV record whose owner is a pointer.
+const BEFORE_TARGET: usize = 2 + 10 + 6;
+/// Pointers have fourteen bits.
+const POINTERS_END: usize = 1 << 14;
+
+/// How long the label of an endpoint is in wire form; a Service has none.
+fn label_length(glue: &Glue<'_>) -> usize {
+    let (Glue::Own(target, _) | Glue::Host(target, _)) = glue;
+    match target.host {
+        HostLabel::Service => 0,
+        HostLabel::Name(name) => 1 + name.len(),
+        HostLabel::Address(address) => 1 + Dashed::new(address).bytes().len(),
+    }
+}
+
+fn glue(reply: &mut Reply<'_>, glue: &Glue<'_>, owner: Owner<'_>, lifetime: u32) -> bool {
+    let mut add = |one| address(reply, Section::Additional, owner, one, lifetime);
     match glue {
-        Glue::Own(target, own) => own.iter().all(|one| add(*target, one)),
-        Glue::Host(target, host) => host.addresses().all(|one| add(*target, one)),
+        Glue::Own(_, own) => own.iter().all(&mut add),
+        Glue::Host(_, host) => host.addresses().all(&mut add),
     }
 }
 
@@ -387,6 +422,15 @@ pub fn retold(
     if !fits || bytes[2] & 0x02 != 0 {
         reply.set_truncated();
     }
+    // For how long it may be remembered that there is nothing (RFC 2308).
+    let denial =
+        |(part, record): &(Part, Record)| *part == Part::Authority && record.kind == types::SOA;
+    if let Some((_, record)) = message::records(bytes).map_while(Result::ok).find(denial) {
+        let lifetime = stored.rest(record.lifetime, age);
+        let owner = Owner::Name(record.owner.wire());
+        let kind = (types::SOA, lifetime);
+        let _ = reply.record(Section::Authority, owner, kind, |r| data(r, bytes, &record));
+    }
     code(bytes)
 }
 
@@ -414,10 +458,12 @@ fn data(reply: &mut Reply<'_>, bytes: &[u8], record: &Record) -> Option<()> {
     reply.put(bytes.get(at..record.end())?)
 }
 
+/// That another server could not read a question is not the client's fault, but ours.
 fn code(bytes: &[u8]) -> Code {
     match bytes[3] & 0x0f {
         0 => Code::NoError,
         3 => Code::NoName,
+        4 => Code::NotImplemented,
         5 => Code::Refused,
         _ => Code::ServerFailure,
     }

@@ -11,7 +11,7 @@ use crate::view::undashed;
 use crate::zone::Zone;
 
 /// An ExternalName may lead to another one; so many times at most.
-const MAX_ALIASES: usize = 8;
+pub(crate) const MAX_ALIASES: usize = 16;
 /// No name in the zone has more labels than this in front of the zone's own.
 const MAX_LABELS: usize = 10;
 
@@ -62,7 +62,7 @@ impl RecordType {
 #[derive(Debug)]
 pub struct Answer<'a> {
     /// The aliases that were followed, in order.
-    pub aliases: Vec8<&'a Name>,
+    pub aliases: Aliases<'a>,
     /// How it ended after the last alias.
     pub end: End<'a>,
     /// Where the zone's own name begins within the name that was asked for.
@@ -91,6 +91,8 @@ pub enum End<'a> {
     NotReady,
     /// The aliases lead in a circle.
     Loop,
+    /// There are too many aliases.
+    TooLong,
     /// The name is not in any of our zones.
     NotOurs,
 }
@@ -168,7 +170,7 @@ impl Zone {
     pub fn answer(&self, name: &[u8], kind: RecordType) -> Answer<'_> {
         let within = find_suffix(name, self.origin().wire());
         let mut zone_at = within.or_else(|| self.reverse_at(name)).unwrap_or(0);
-        let mut aliases = Vec8::default();
+        let mut aliases = Aliases::default();
         let outside = self.settings.outside.as_ref().filter(|_| within.is_none());
         let mut end = match outside.and_then(|zone| find_suffix(name, zone.origin.wire())) {
             None => self.step(name, within, kind),
@@ -186,7 +188,9 @@ impl Zone {
                 Step::End(end) => return self.settled(aliases, end, zone_at),
                 Step::Alias(target, lifetime) => {
                     if !aliases.push(target) {
-                        return self.settled(Vec8::default(), End::Loop, zone_at);
+                        let circle = aliases.iter().any(|known| known.is(target));
+                        let end = if circle { End::Loop } else { End::TooLong };
+                        return self.settled(Aliases::default(), end, zone_at);
                     }
                     if matches!(kind, RecordType::Cname | RecordType::Any) {
                         let end = End::Found(Records::Alias, lifetime);
@@ -203,11 +207,11 @@ impl Zone {
     }
 
     /// CoreDNS does not show an alias that leads to nothing within the zone.
-    fn settled<'a>(&self, aliases: Vec8<&'a Name>, end: End<'a>, zone_at: usize) -> Answer<'a> {
+    fn settled<'a>(&self, aliases: Aliases<'a>, end: End<'a>, zone_at: usize) -> Answer<'a> {
         let nothing = matches!(end, End::NoData(_) | End::NoName(_)) && !aliases.is_empty();
-        if self.settings.coredns_compat && (nothing || matches!(end, End::Loop)) {
+        if self.settings.coredns_compat && (nothing || matches!(end, End::Loop | End::TooLong)) {
             let end = End::NoData(self.settings.lifetimes.negative);
-            return Answer { aliases: Vec8::default(), end, zone_at };
+            return Answer { aliases: Aliases::default(), end, zone_at };
         }
         Answer { aliases, end, zone_at }
     }
@@ -376,7 +380,7 @@ impl Zone {
             },
             5 => match self.port(entry, path.label(4), path.label(3)) {
                 Some(only) if kind == RecordType::Srv => services(Some(only)),
-                Some(_) => self.addresses(&entry.own, kind, lifetime, soon),
+                Some(only) => self.addresses(entry.at_port(only), kind, lifetime, soon),
                 None => missing(),
             },
             _ => missing(),
@@ -472,12 +476,33 @@ impl Zone {
             Reverse::FallThrough | Reverse::NotServed => End::NotOurs,
         };
         let is_ours = self.settings.reverse != Reverse::NotServed;
-        if !is_ours || self.reverse_at(name).is_none() {
-            return End::NotOurs;
+        let lifetimes = &self.settings.lifetimes;
+        let negative = lifetimes.negative;
+        match self.reverse_at(name).filter(|_| is_ours) {
+            None => return End::NotOurs,
+            // The zone itself.
+            Some(0) => {
+                return match kind {
+                    RecordType::Soa | RecordType::Any => {
+                        End::Found(Records::Soa, lifetimes.cluster_ip)
+                    }
+                    RecordType::Ns => {
+                        End::Found(Records::NsOfAddresses(self.own_name()), lifetimes.cluster_ip)
+                    }
+                    _ => End::NoData(negative),
+                };
+            }
+            Some(_) => {}
         }
-        let Some(address) = reverse::address(name) else { return rest() };
+        let Some(address) = reverse::address(name) else {
+            // Above a name there is one, too (RFC 8020).
+            return match reverse::prefix(name) {
+                Some(prefix) if self.has_prefix(prefix) => End::NoData(negative),
+                Some(_) if !self.synced => End::NotReady,
+                _ => rest(),
+            };
+        };
         let records = PointerRecords { zone: self, address };
-        let negative = self.settings.lifetimes.negative;
         match (records.iter().next(), kind) {
             // It may be ours: others must not say that it has no name.
             (None, _) if !self.synced => End::NotReady,
@@ -505,38 +530,27 @@ impl Zone {
     }
 }
 
-/// Up to eight values, in place.
-#[derive(Clone, Copy, Debug)]
-pub struct Vec8<T> {
-    items: [Option<T>; MAX_ALIASES],
+/// The names that one leads to after the other, in place.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Aliases<'a> {
+    names: [Option<&'a Name>; MAX_ALIASES],
 }
 
-impl<T: Copy> Default for Vec8<T> {
-    fn default() -> Self {
-        Self { items: [None; MAX_ALIASES] }
-    }
-}
-
-impl<T: Copy> Vec8<T> {
-    /// Appends a value, if there is room.
-    fn push(&mut self, item: T) -> bool {
-        match self.items.iter_mut().find(|slot| slot.is_none()) {
-            Some(slot) => {
-                *slot = Some(item);
-                true
-            }
-            None => false,
-        }
+impl<'a> Aliases<'a> {
+    /// Appends one, if there is room.
+    fn push(&mut self, name: &'a Name) -> bool {
+        let free = self.names.iter_mut().find(|slot| slot.is_none());
+        free.map(|slot| *slot = Some(name)).is_some()
     }
 
-    /// The values, in order.
-    pub fn iter(&self) -> impl Iterator<Item = T> + '_ {
-        self.items.iter().map_while(|item| *item)
+    /// The names, in order.
+    pub fn iter(&self) -> impl Iterator<Item = &'a Name> + '_ {
+        self.names.iter().map_while(|name| *name)
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.items[0].is_none()
+        self.names[0].is_none()
     }
 }
 

@@ -98,6 +98,8 @@ pub(crate) struct Entry {
     pub endpoints: Box<[Endpoint]>,
     /// What SRV records there are; only if it is headless.
     pub pairs: Box<[Pair]>,
+    /// What the name of each port stands for, if that is not the same for all of a headless Service.
+    by_port: Box<[Addresses]>,
     slices: Box<[Slice]>,
     /// Its endpoints by where they run; only if that is part of names.
     zones: Box<[Zonal]>,
@@ -153,6 +155,7 @@ impl Entry {
             ports: Box::default(),
             endpoints: Box::default(),
             pairs: Box::default(),
+            by_port: Box::default(),
             slices: Box::default(),
             zones: Box::default(),
             public: None,
@@ -251,8 +254,9 @@ impl Entry {
                 let zone = zone.map_or(0, |zone| entry.zone_number(zone));
                 endpoints.push(Endpoint { host, address, slice, zone });
             }
-            endpoints.sort_unstable();
         }
+        share_labels(&mut endpoints);
+        endpoints.sort_unstable();
         entry.slices = slices.into();
         entry.endpoints = endpoints.into();
         entry.finish(lifetimes);
@@ -270,6 +274,7 @@ impl Entry {
     /// What follows from the endpoints.
     fn finish(&mut self, lifetimes: &Lifetimes) {
         self.pairs = Box::default();
+        self.by_port = Box::default();
         if self.public().is_some_and(Self::is_headless) {
             let mut public = Self {
                 kind: Kind::Headless,
@@ -307,11 +312,34 @@ impl Entry {
         pairs.dedup();
         self.ports = ports.into();
         self.pairs = pairs.into();
+        self.by_port = self.addresses_by_port(lifetimes);
         let mut zones = std::mem::take(&mut self.zones);
         for (at, zone) in zones.iter_mut().enumerate() {
             zone.part = Arc::new(self.part(number(at + 1), lifetimes));
         }
         self.zones = zones;
+    }
+
+    /// The addresses of the endpoints that have each port; nothing if all have all.
+    fn addresses_by_port(&self, lifetimes: &Lifetimes) -> Box<[Addresses]> {
+        let has = |slice: &Slice, port: &Port| {
+            let same = |own: &Port| own.name == port.name && own.protocol == port.protocol;
+            slice.ports.iter().any(same)
+        };
+        if self.used_slices().all(|slice| self.ports.iter().all(|port| has(slice, port))) {
+            return Box::default();
+        }
+        let of_port = |port: &Port| {
+            let serves = |one: &&Endpoint| has(&self.slices[usize::from(one.slice)], port);
+            let endpoints = self.endpoints.iter().filter(serves);
+            Addresses::new(endpoints.map(|one| one.address), lifetimes.endpoint)
+        };
+        self.ports.iter().map(of_port).collect()
+    }
+
+    /// What the name of one of its ports stands for.
+    pub fn at_port(&self, port: usize) -> &Addresses {
+        self.by_port.get(port).unwrap_or(&self.own)
     }
 
     /// The slices with ready endpoints; a port that only the others have leads nowhere.
@@ -401,6 +429,32 @@ impl Endpoint {
         match (&self.host, &other.host) {
             (None, None) => self.address == other.address,
             (one, two) => one == two,
+        }
+    }
+}
+
+/// An endpoint may be called what another one is called by its address. Then both have that name, and
+/// it is written once.
+fn share_labels(endpoints: &mut [Endpoint]) {
+    let looks_like = |endpoint: &Endpoint| {
+        let host = endpoint.host.as_deref()?.as_bytes();
+        undashed(host).filter(|address| Dashed::new(*address).bytes() == host)
+    };
+    let mut claimed = Vec::new();
+    for endpoint in endpoints.iter_mut() {
+        match looks_like(endpoint) {
+            Some(address) if address == endpoint.address => endpoint.host = None,
+            Some(address) => claimed.push(address),
+            None => {}
+        }
+    }
+    if claimed.is_empty() {
+        return;
+    }
+    for endpoint in endpoints.iter_mut().filter(|endpoint| endpoint.host.is_none()) {
+        if claimed.contains(&endpoint.address) {
+            let label = Dashed::new(endpoint.address);
+            endpoint.host = str::from_utf8(label.bytes()).ok().map(Box::from);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::answer::{Answer, End, Path, RecordType};
+use crate::answer::{Answer, End, MAX_ALIASES, Path, RecordType};
 use crate::entry::{Entry, Kind};
 use crate::name::find_suffix;
 use crate::settings::{Namespaces, PodNames};
@@ -15,6 +15,8 @@ pub enum Reason<'a> {
     NotListed,
     /// ExternalName Services point at each other.
     Loop,
+    /// More ExternalName Services lead to the next than are followed.
+    TooLong,
     /// No such namespace.
     NoNamespace(&'a str),
     /// There is such a namespace, but the operator did not choose it.
@@ -46,6 +48,9 @@ impl fmt::Display for Reason<'_> {
         match *self {
             Reason::NotListed => write!(f, "not all objects of the cluster are listed yet"),
             Reason::Loop => write!(f, "ExternalName Services point at each other in a circle"),
+            Reason::TooLong => {
+                write!(f, "more than {MAX_ALIASES} ExternalName Services lead from one to the next")
+            }
             Reason::NoNamespace(namespace) => write!(f, "there is no namespace {namespace}"),
             Reason::HiddenNamespace(namespace) => {
                 write!(f, "namespace {namespace} is not among those that are served")
@@ -95,6 +100,7 @@ impl Zone {
         match answer.end {
             End::NotReady => return Some(Reason::NotListed),
             End::Loop => return Some(Reason::Loop),
+            End::TooLong => return Some(Reason::TooLong),
             End::NoData(_) => {
                 return match kind {
                     RecordType::A => Some(Reason::OtherFamily("IPv4")),

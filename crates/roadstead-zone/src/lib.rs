@@ -12,6 +12,7 @@ pub mod entry;
 pub mod explain;
 mod index;
 pub mod name;
+mod prefixes;
 pub mod records;
 pub mod reverse;
 pub mod search;

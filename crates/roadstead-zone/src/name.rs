@@ -13,6 +13,11 @@ pub struct Name {
 }
 
 impl Name {
+    /// Whether both are the same name, whatever the case of their letters.
+    pub fn is(&self, other: &Self) -> bool {
+        self.wire().eq_ignore_ascii_case(other.wire())
+    }
+
     /// Reads dotted text; the dot at the end is optional. Letters keep their case.
     pub fn parse(text: &str) -> Option<Self> {
         let text = text.strip_suffix('.').unwrap_or(text);

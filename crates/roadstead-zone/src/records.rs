@@ -29,6 +29,8 @@ pub enum Records<'a> {
     Soa,
     /// The NS record: the Service that leads to this server, or `ns.dns` in the zone.
     Ns(Option<Target<'a>>),
+    /// The same of a zone of addresses: `ns.dns` is in the cluster's zone then.
+    NsOfAddresses(Option<Target<'a>>),
     /// The version of the DNS specification.
     Version,
 }
@@ -123,28 +125,46 @@ impl<'a> ServiceRecords<'a> {
     pub fn iter(&self) -> impl Iterator<Item = ServiceRecord<'a>> + use<'a> {
         let weight = self.weight();
         let entry = self.entry;
-        self.own().chain(self.of_hosts()).map(move |(host, port)| ServiceRecord {
+        let hosts =
+            self.of_hosts().map(move |(at, port)| (HostLabel::of(&entry.endpoints[at]), port));
+        self.own().chain(hosts).map(move |(host, port)| ServiceRecord {
             port,
             weight,
             target: Target { host, key: &entry.key },
         })
     }
 
-    /// The addresses of everybody whom the records name.
-    pub fn glue(&self) -> impl Iterator<Item = Glue<'a>> + use<'a> {
+    /// The addresses of everybody whom the records name, in the order of the records, and how many of
+    /// these name each.
+    pub fn glue(&self) -> impl Iterator<Item = (Glue<'a>, usize)> + use<'a> {
         let entry = self.entry;
         let target = move |host| Target { host, key: &entry.key };
-        let own = (!entry.is_headless()).then(|| Glue::Own(target(HostLabel::Service), &entry.own));
-        let mut at = 0;
+        let own = Some(self.own().count()).filter(|count| *count > 0);
+        let own = own.map(|count| (Glue::Own(target(HostLabel::Service), &entry.own), count));
+        let mut named = self.of_hosts().peekable();
         let hosts = std::iter::from_fn(move || {
-            if !entry.is_headless() || at >= entry.endpoints.len() {
-                return None;
+            let (first, _) = named.next()?;
+            let mut count = 1;
+            while named.next_if(|(at, _)| *at == first).is_some() {
+                count += 1;
             }
-            let endpoints = entry.group(at);
-            at += endpoints.len();
-            Some(Glue::Host(target(HostLabel::of(&endpoints[0])), Host { endpoints }))
+            let endpoints = entry.group(first);
+            let label = HostLabel::of(endpoints.first()?);
+            Some((Glue::Host(target(label), Host { endpoints }), count))
         });
         own.into_iter().chain(hosts)
+    }
+
+    /// All endpoints by label, whether the records name them or not.
+    pub(crate) fn hosts(&self) -> impl Iterator<Item = (Target<'a>, Host<'a>)> + use<'a> {
+        let entry = self.entry;
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            let endpoints = (at < entry.endpoints.len()).then(|| entry.group(at))?;
+            at += endpoints.len();
+            let host = HostLabel::of(endpoints.first()?);
+            Some((Target { host, key: &entry.key }, Host { endpoints }))
+        })
     }
 
     /// A hundred, shared by every address with every port.
@@ -170,7 +190,8 @@ impl<'a> ServiceRecords<'a> {
         .map(|(_, port)| (HostLabel::Service, port.number))
     }
 
-    fn of_hosts(&self) -> impl Iterator<Item = (HostLabel<'a>, u16)> + use<'a> {
+    /// Endpoints by their place, the first one with each label, and ports.
+    fn of_hosts(&self) -> impl Iterator<Item = (usize, u16)> + use<'a> {
         let Self { entry, only } = *self;
         let all = entry.pairs.iter().enumerate();
         all.filter(move |(at, pair)| match only {
@@ -181,8 +202,8 @@ impl<'a> ServiceRecords<'a> {
             }
         })
         .filter_map(|(_, pair)| {
-            let endpoint = entry.endpoints.get(usize::try_from(pair.endpoint).ok()?)?;
-            Some((HostLabel::of(endpoint), pair.number))
+            let at = usize::try_from(pair.endpoint).ok()?;
+            (at < entry.endpoints.len()).then_some((at, pair.number))
         })
     }
 }

@@ -58,9 +58,13 @@ impl Search {
     /// Whether a later try for `base` looks like the first try of a shorter name of at least two
     /// labels.
     pub fn is_ambiguous(&self, base: &[u8]) -> bool {
+        let mut buffer = [0; 2 * MAX_LENGTH];
         self.behind().any(|domain| {
-            let name = [base, domain].concat();
-            self.first_try(&name).is_some_and(|at| labels(&name[..at]).count() > 1)
+            let length = base.len() + domain.len();
+            let Some(name) = buffer.get_mut(..length) else { return false };
+            name[..base.len()].copy_from_slice(base);
+            name[base.len()..].copy_from_slice(domain);
+            self.first_try(name).is_some_and(|at| labels(&name[..at]).count() > 1)
         })
     }
 }

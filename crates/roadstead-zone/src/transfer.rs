@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use crate::entry::{Entry, Kind};
 use crate::name::Name;
-use crate::records::{Glue, HostLabel, ServiceRecords, Target};
+use crate::records::{HostLabel, ServiceRecords, Target};
 use crate::view::Dashed;
 use crate::zone::Zone;
 
@@ -60,11 +60,14 @@ impl Zone {
             return all;
         }
         entry.own.iter().for_each(|address| add(&own, Data::Address(address)));
-        for glue in (ServiceRecords { entry, only: None }).glue() {
-            if let Glue::Host(target, host) = glue {
-                let name = self.name_of(target);
-                host.addresses().for_each(|address| add(&name, Data::Address(address)));
-            }
+        let records = ServiceRecords { entry, only: None };
+        for (target, host) in records.hosts().filter(|_| entry.is_headless()) {
+            let name = self.name_of(target);
+            host.addresses().for_each(|address| add(&name, Data::Address(address)));
+        }
+        for record in records.iter() {
+            let target = self.name_of(record.target);
+            add(&own, Data::Service { weight: record.weight, port: record.port, target });
         }
         let named = entry.ports.iter().enumerate().filter(|(_, port)| !port.name.is_empty());
         for (at, port) in named {

@@ -17,6 +17,7 @@ use roadstead_api::key::ObjectKey;
 use crate::entry::{Addresses, Entry, Kind};
 use crate::index::Index;
 use crate::name::Name;
+use crate::prefixes::{Prefix, Prefixes};
 use crate::settings::{Lifetimes, Namespaces, Settings};
 use crate::view::{ServiceView, SliceView};
 
@@ -39,6 +40,8 @@ pub struct Zone {
     cluster_ips: Index<u64>,
     endpoint_ips: Index<u64>,
     by_name: Index<u64>,
+    /// How the addresses in the first two of these begin.
+    prefixes: Prefixes,
     pods: Index<(IpAddr, Arc<[u8]>)>,
 }
 
@@ -54,8 +57,7 @@ pub(crate) struct Namespace {
 
 impl Zone {
     fn new(settings: Settings, serial: u32) -> Self {
-        let server =
-            Addresses::new(settings.servers.iter().copied(), settings.lifetimes.cluster_ip);
+        let server = server(&settings);
         Self {
             suffix: suffix(&settings.origin),
             settings: Arc::new(settings),
@@ -68,6 +70,7 @@ impl Zone {
             cluster_ips: Index::default(),
             endpoint_ips: Index::default(),
             by_name: Index::default(),
+            prefixes: Prefixes::default(),
             pods: Index::default(),
         }
     }
@@ -129,6 +132,11 @@ impl Zone {
     /// The Services that have an endpoint with an address.
     pub(crate) fn with_endpoint(&self, address: IpAddr) -> impl Iterator<Item = &Entry> {
         self.resolve(self.endpoint_ips.get(self.hash(&address)))
+    }
+
+    /// Whether an address that begins so may have a name.
+    pub(crate) fn has_prefix(&self, prefix: Prefix) -> bool {
+        self.prefixes.contains(&self.hasher, prefix)
     }
 
     /// The Service through which clients reach this server: the one that was said, the one that has us
@@ -193,6 +201,45 @@ impl Zone {
     fn hash<T: std::hash::Hash + ?Sized>(&self, value: &T) -> u64 {
         self.hasher.hash_one(value)
     }
+
+    /// Brings the addresses that have names from the old state of a Service to the new one.
+    fn relink(&mut self, service: u64, old: &Entry, new: &Entry) {
+        let (old_own, new_own) = (cluster_ips(old), cluster_ips(new));
+        let (old_others, new_others) = (endpoint_ips(old), endpoint_ips(new));
+        let mut concerned = [&old_own[..], &new_own[..], &old_others[..], &new_others[..]].concat();
+        concerned.sort_unstable();
+        concerned.dedup();
+        let changed = |list: &[IpAddr], other: &[IpAddr], address: &IpAddr| {
+            list.binary_search(address).is_ok() != other.binary_search(address).is_ok()
+        };
+        concerned.retain(|address| {
+            changed(&old_own[..], &new_own[..], address)
+                || changed(&old_others[..], &new_others[..], address)
+        });
+        let is_there = |zone: &Self, address: &IpAddr| {
+            let hash = zone.hash(address);
+            zone.cluster_ips.get(hash).next().is_some()
+                || zone.endpoint_ips.get(hash).next().is_some()
+        };
+        let before: Vec<_> = concerned.iter().map(|address| is_there(self, address)).collect();
+        relink(&mut self.cluster_ips, &self.hasher, service, &old_own, &new_own);
+        relink(&mut self.endpoint_ips, &self.hasher, service, &old_others, &new_others);
+        for (address, was) in concerned.iter().zip(before) {
+            match (was, is_there(self, address)) {
+                (false, true) => self.prefixes.add(&self.hasher, *address),
+                (true, false) => self.prefixes.remove(&self.hasher, *address),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Where this server is to be found if no Service leads to it: where that was said, or else on this
+/// machine.
+fn server(settings: &Settings) -> Addresses {
+    let Settings { servers, local, lifetimes, .. } = settings;
+    let local = local.iter().filter(|address| servers.is_empty() && !address.is_loopback());
+    Addresses::new(servers.iter().chain(local).copied(), lifetimes.cluster_ip)
 }
 
 /// The second label of a key.
@@ -218,13 +265,24 @@ pub struct Keeper {
     zone: Zone,
     /// Hashes of the Services that slices were last seen with, by a hash of the slice's key.
     owners: Index<u64>,
+    /// Whether the zone has changed since it got its number.
+    owes: bool,
+}
+
+/// Whether a zone has the number that it should have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Numbered {
+    /// It has.
+    Now,
+    /// It gets another as soon as the second is over.
+    Later,
 }
 
 impl Keeper {
     /// An empty zone. The serial number should be higher than that of any predecessor, for which
-    /// the time in seconds will do.
+    /// the time in seconds will do: none was ever ahead of it.
     pub fn new(settings: Settings, serial: u32) -> Self {
-        Self { zone: Zone::new(settings, serial), owners: Index::default() }
+        Self { zone: Zone::new(settings, serial), owners: Index::default(), owes: false }
     }
 
     /// What would be answered from now.
@@ -244,17 +302,16 @@ impl Keeper {
     }
 
     /// Gives the zone its number, if it is not as it was when it had the number `last`: the time in
-    /// seconds, or the next one if that is no later. So the number does not fall when a server starts
-    /// again, unless there is more than one change per second all the time. What is listed at the
-    /// start is no change.
-    pub fn number(&mut self, last: u32, now: u32) {
+    /// seconds, and never more, so that it does not fall when a server starts again. Returns whether
+    /// the zone has that number already though it has changed: then it must get another in the next
+    /// second. What is listed at the start is no change.
+    pub fn number(&mut self, last: u32, now: u32) -> Numbered {
         // As RFC 1982 compares them.
         let is_later = (1..1 << 31).contains(&now.wrapping_sub(last));
-        self.zone.serial = match (self.zone.synced, self.zone.serial != last) {
-            (true, true) if is_later => now,
-            (true, true) => last.wrapping_add(1),
-            _ => last,
-        };
+        let changed = self.zone.synced && (self.owes || self.zone.serial != last);
+        self.owes = changed && !is_later;
+        self.zone.serial = if changed && is_later { now } else { last };
+        if self.owes { Numbered::Later } else { Numbered::Now }
     }
 
     /// Takes in other settings. The names of endpoints follow only when their slices are seen
@@ -268,10 +325,7 @@ impl Keeper {
             zone.services.insert(hash, new, |known| known.key == entry.key);
         }
         let namespaces: Vec<_> = zone.namespaces.iter().cloned().collect();
-        zone.server = Arc::new(Addresses::new(
-            settings.servers.iter().copied(),
-            settings.lifetimes.cluster_ip,
-        ));
+        zone.server = Arc::new(server(&settings));
         zone.suffix = suffix(&settings.origin);
         zone.settings = Arc::new(settings);
         for namespace in namespaces {
@@ -383,14 +437,7 @@ impl Keeper {
         let old = zone.entry(&key).cloned();
         let old = old.unwrap_or_else(|| Arc::new(Entry::new(&key)));
         let new = Arc::new(edit(&old, &zone.settings.lifetimes));
-        relink(&mut zone.cluster_ips, &zone.hasher, hash, &cluster_ips(&old), &cluster_ips(&new));
-        relink(
-            &mut zone.endpoint_ips,
-            &zone.hasher,
-            hash,
-            &endpoint_ips(&old),
-            &endpoint_ips(&new),
-        );
+        zone.relink(hash, &old, &new);
         let (was, is) = (old.exists(), new.exists());
         let by_name = zone.hash(&*name);
         match (was, is) {

@@ -313,7 +313,7 @@ fn describe(zone: &Zone, name: &[u8], kind: RecordType, answer: &Answer<'_>) -> 
         End::Found(records, lifetime) => format!("{} (for {lifetime} s)", shown(records)),
         End::NoData(_) => reason("no records"),
         End::NoName(_) => reason("no such name"),
-        End::Loop => reason("an error"),
+        End::Loop | End::TooLong => reason("an error"),
         End::NotReady => reason("unknown"),
         End::Elsewhere | End::NotOurs => "outside the cluster: upstream servers are asked".into(),
     });

@@ -122,7 +122,6 @@ fn options() {
         ("who", "web", identity.to_vec(), (true, false)),
         ("who, behind something else", "web", [other, identity].concat(), (true, false)),
         ("both", "none", identity.to_vec(), (true, true)),
-        ("cut off", "web", vec![0, 12, 0, 9, 1], (false, false)),
     ];
     for (what, name, options, want) in cases {
         let name = format!("{name}.prod.svc.cluster.local.");
@@ -243,6 +242,8 @@ fn replies() {
             "outer.prod.svc.cluster.local. 5 example.org.",
             "".into(),
         ),
+        (Kind::PTR, "96.10.IN-addr.arpa.", "", soa("IN-addr.arpa.", 5)),
+        (Kind::NS, "in-addr.arpa.", "in-addr.arpa. 30 ns.dns.cluster.local.", "".into()),
         (
             Kind::PTR,
             "1.0.96.10.in-addr.arpa.",
@@ -274,6 +275,85 @@ fn services_come_with_their_addresses() {
     let reply = ask("_http._tcp.web.prod.svc.cluster.local.", Kind::SRV);
     let want = "web.prod.svc.cluster.local. 30 10.96.0.1; web.prod.svc.cluster.local. 30 fd96::1";
     assert_eq!(text(&reply.additionals), want);
+}
+
+/// What is wrong with an OPT record is wrong with the query (RFC 6891).
+#[test]
+fn damaged_options() {
+    let opt = |options: &[u8]| {
+        let length = u8::try_from(options.len()).unwrap();
+        [&[0, 0, 41, 4, 208, 0, 0, 0, 0, 0, length], options].concat()
+    };
+    let whole = opt(&[0, 12, 0, 2, 9, 9]);
+    let cases = [
+        ("whole", whole.clone(), 11, (0, true)),
+        ("among the answers", whole.clone(), 7, (0, false)),
+        ("cut short", whole[..whole.len() - 1].to_vec(), 11, (1, false)),
+        ("an option that is longer", opt(&[0, 12, 0, 3, 9, 9]), 11, (1, false)),
+        ("a half option", opt(&[0, 12, 0]), 11, (1, false)),
+    ];
+    for (name, record, counted, want) in cases {
+        let mut bytes = query("web.prod.svc.cluster.local.", Kind::A, None).to_vec().unwrap();
+        bytes[counted] = 1;
+        bytes.extend(record);
+        let (reply, message) = exchange(&bytes, Transport::Udp).unwrap();
+        assert_eq!((reply[3] & 0x0f, message.edns.is_some()), want, "{name}");
+    }
+}
+
+/// Every address belongs to a name that was given before, and points to it, however far that is.
+#[test]
+fn owners_of_addresses_are_not_repeated() {
+    let mut keeper = zone();
+    let endpoints: Vec<_> =
+        (0..250).map(|n| json!({"addresses": [format!("10.0.1.{n}")]})).collect();
+    let slice = json!({
+        "metadata": {"namespace": "prod", "name": "big-2",
+            "labels": {"kubernetes.io/service-name": "big"}},
+        "addressType": "IPv4",
+        "ports": [{"name": "http", "port": 8080}, {"name": "more", "port": 8081}],
+        "endpoints": endpoints,
+    });
+    keeper.observe_slice(&serde_json::from_value(slice).unwrap());
+    for name in ["_http._tcp.big", "_more._tcp.big", "big"] {
+        let bytes = query(&format!("{name}.prod.svc.cluster.local."), Kind::SRV, None);
+        let mut buffer = vec![0; MAX_REPLY];
+        let bytes = bytes.to_vec().unwrap();
+        let response = respond_to(&keeper, &bytes, Transport::Tcp, 0, &mut buffer);
+        let Response::Reply(length) = response else { panic!("{response:?}") };
+        let reply = Message::from_vec(&buffer[..length]).unwrap();
+        let target = |record: &HickoryRecord| match &record.data {
+            hickory_proto::rr::RData::SRV(srv) => srv.target.clone(),
+            other => panic!("{other:?}"),
+        };
+        let targets: std::collections::BTreeSet<_> = reply.answers.iter().map(target).collect();
+        let owners: Vec<_> = reply.additionals.iter().map(|record| record.name.clone()).collect();
+        assert_eq!(owners.len(), targets.len(), "{name}");
+        assert!(owners.iter().all(|owner| targets.contains(owner)), "{name}");
+        // A name in full takes more than thirty bytes.
+        let answers: usize = 55 * reply.answers.len();
+        assert!(length < answers + 29 * owners.len() + 100, "{name}: {length}");
+    }
+}
+
+/// With nobody to ask there is no recursion.
+#[test]
+fn recursion_is_available_if_there_is_anybody_to_ask() {
+    let keeper = zone();
+    let bytes = query("web.prod.svc.cluster.local.", Kind::A, None).to_vec().unwrap();
+    for (setup, want) in [(setup(), 0x80), (Setup::standard(None), 0)] {
+        let context = Context {
+            zone: keeper.zone(),
+            setup: &setup,
+            transport: Transport::Udp,
+            turn: 0,
+            now: Instant::now(),
+            asking: None,
+        };
+        let mut buffer = vec![0; MAX_REPLY];
+        assert!(matches!(respond(&context, &bytes, &mut buffer), Response::Reply(_)));
+        assert_eq!(buffer[3] & 0x80, want);
+    }
 }
 
 #[test]

@@ -13,6 +13,7 @@ use crate::settings::{Namespaces, Outside, Settings};
 use crate::view::Dashed;
 use crate::zone::Keeper;
 
+mod headless;
 mod own;
 
 fn service(name: &str, addresses: &[&str], ports: &[(&str, &str, u16)]) -> Service {
@@ -80,6 +81,11 @@ fn zone() -> Keeper {
     zone.observe_service(&external("dangling", "nothing.prod.svc.cluster.local"));
     zone.observe_service(&external("circle", "circle.prod.svc.cluster.local"));
     zone.observe_service(&external("number", "192.0.2.1"));
+    for n in 1..=17 {
+        let next = if n == 1 { "web".into() } else { format!("deep{}", n - 1) };
+        let target = format!("{next}.prod.svc.cluster.local");
+        zone.observe_service(&external(&format!("deep{n}"), &target));
+    }
     zone.set_synced();
     zone
 }
@@ -132,11 +138,13 @@ fn ask(zone: &Keeper, name: &str, kind: RecordType) -> String {
                 Records::One(address) => words.push(address.to_string()),
                 Records::Services(all) => {
                     words.extend(all.iter().map(|r| format!("{}:{}", target(r.target), r.port)));
-                    words.extend(all.glue().map(|one| glue(&one)));
+                    words.extend(all.glue().map(|(one, _)| glue(&one)));
                 }
                 Records::Pointers(all) => words.extend(all.iter().map(target)),
                 Records::Alias => {}
-                Records::Ns(name) => words.push(name.map_or("ns".into(), target)),
+                Records::Ns(name) | Records::NsOfAddresses(name) => {
+                    words.push(name.map_or("ns".into(), target))
+                }
                 other => words.push(format!("{other:?}").to_lowercase()),
             }
             words.push(format!("for {lifetime}s"));
@@ -208,6 +216,7 @@ fn questions_and_answers() {
         (A, "dangling.prod.svc.cluster.local", "alias:nothing.prod.svc.cluster.local. noname(5)"),
         (A, "circle.prod.svc.cluster.local", "loop"),
         (A, "number.prod.svc.cluster.local", "noname(5)"),
+        (A, "deep17.prod.svc.cluster.local", "toolong"),
         // Pods.
         (A, "10-0-0-9.prod.pod.cluster.local", "10.0.0.9 for 5s"),
         (Aaaa, "10-0-0-9.prod.pod.cluster.local", "nodata(5)"),
@@ -223,6 +232,24 @@ fn questions_and_answers() {
         (Ptr, "2.1.0.10.in-addr.arpa", "notours"),
         (Ptr, "01.0.96.10.in-addr.arpa", "notours"),
         (Ptr, "x.1.0.96.10.in-addr.arpa", "notours"),
+        // And what is above it.
+        (Soa, "in-addr.arpa", "soa for 30s"),
+        (Soa, "ip6.arpa", "soa for 30s"),
+        (Any, "ip6.arpa", "soa for 30s"),
+        (Ns, "in-addr.arpa", "ns for 30s"),
+        (A, "in-addr.arpa", "nodata(5)"),
+        (A, "10.in-addr.arpa", "nodata(5)"),
+        (Ptr, "96.10.in-addr.arpa", "nodata(5)"),
+        (Ptr, "0.96.10.in-addr.arpa", "nodata(5)"),
+        (Ptr, "1.0.10.in-addr.arpa", "nodata(5)"),
+        (Ptr, "2.0.10.in-addr.arpa", "notours"),
+        (Ptr, "97.10.in-addr.arpa", "notours"),
+        (Ptr, "010.in-addr.arpa", "notours"),
+        (Ptr, "d.f.ip6.arpa", "nodata(5)"),
+        (Ptr, "6.9.d.f.ip6.arpa", "nodata(5)"),
+        (Ptr, "7.9.d.f.ip6.arpa", "notours"),
+        (Ptr, "69.d.f.ip6.arpa", "notours"),
+        (A, "arpa", "notours"),
         (
             Ptr,
             "1.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.6.9.d.f.ip6.arpa",
@@ -302,6 +329,7 @@ fn an_empty_answer_has_a_reason() {
         (A, "x.outer.prod.svc", "prod/outer is an ExternalName, there is nothing below it"),
         (A, "number.prod.svc", "the externalName of prod/number is not a domain name"),
         (A, "circle.prod.svc", "ExternalName Services point at each other in a circle"),
+        (A, "deep17.prod.svc", "more than 16 ExternalName Services lead from one to the next"),
         (A, "dangling.prod.svc", "there is no Service nothing in namespace prod"),
         (Aaaa, "10-0-1-1.db.prod.svc", "the name exists, but has no IPv6 address"),
         (A, "web.prod.pod", "there is no pod of that name"),
@@ -499,4 +527,14 @@ fn compat(settings: &mut Settings) {
 
 fn listed(name: &str) -> Namespaces {
     Namespaces::Listed([name.to_owned()].into())
+}
+
+#[test]
+fn chains_of_aliases() {
+    let zone = zone();
+    for n in [1, 8, 9, 11, 16] {
+        let text = ask(&zone, &format!("deep{n}.prod.svc.cluster.local"), RecordType::A);
+        assert!(text.ends_with(" 10.96.0.1 for 30s"), "{n}: {text}");
+        assert_eq!(text.matches("alias:").count(), n, "{text}");
+    }
 }

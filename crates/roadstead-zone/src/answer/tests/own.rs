@@ -1,6 +1,7 @@
 //! What the zone says of addresses, of itself and of this server.
 
 use super::*;
+use crate::zone::Numbered;
 
 #[test]
 fn whose_address_it_is() {
@@ -20,9 +21,13 @@ fn serial_numbers() {
         ("a list is no change", 9, false, 1000, 1005, 1000),
         ("it ends with one", 9, true, 1000, 1005, 1005),
         ("many changes at once", 3, true, 1005, 1009, 1009),
-        ("another one in the same second", 1, true, 1009, 1009, 1010),
-        ("the clock was set back", 1, true, 1010, 7, 1011),
-        ("no change", 0, true, 1011, 2000, 1011),
+        ("another one in the same second", 1, true, 1009, 1009, 1009),
+        ("it gets its number in the next", 0, true, 1009, 1010, 1010),
+        ("no change", 0, true, 1010, 1011, 1010),
+        ("the clock was set back", 1, true, 1010, 7, 1010),
+        ("until it is later again", 2, true, 1010, 1010, 1010),
+        ("never more than the time", 9, true, 1010, 1012, 1012),
+        ("no change", 0, true, 1012, 2000, 1012),
     ];
     let mut keeper = Keeper::new(Settings::new(&Name::parse("cluster.local").unwrap()), 1000);
     for (name, changes, synced, last, now, want) in cases {
@@ -32,8 +37,10 @@ fn serial_numbers() {
         if synced && !keeper.zone().synced() {
             keeper.set_synced();
         }
-        keeper.number(last, now);
+        let numbered = keeper.number(last, now);
         assert_eq!(keeper.zone().serial(), want, "{name}");
+        let later = changes > 0 && synced && want == last;
+        assert_eq!(numbered == Numbered::Later, later, "{name}");
     }
     let settings = keeper.zone().settings().clone();
     let mut keeper = Keeper::new(settings, u32::MAX);
@@ -73,7 +80,13 @@ fn zones_of_addresses() {
             "other other",
         ),
         ("others may know", FallThrough, "", unknown, "other unknown"),
-        ("others may know more", FallThrough, "", "96.10.in-addr.arpa", "other other"),
+        ("above a known one", FallThrough, "", "96.10.in-addr.arpa", "empty empty"),
+        ("above no known one", FallThrough, "", "97.10.in-addr.arpa", "other unknown"),
+        ("the same, ours", Authoritative, "", "97.10.in-addr.arpa", "missing unknown"),
+        ("above a known one, ours", Authoritative, "", "10.in-addr.arpa", "empty empty"),
+        ("the zone", FallThrough, "", "in-addr.arpa", "empty empty"),
+        ("another zone", Authoritative, "96.10.in-addr.arpa", "96.10.in-addr.arpa", "empty empty"),
+        ("above the zone", Authoritative, "96.10.in-addr.arpa", "10.in-addr.arpa", "other other"),
         ("not here", NotServed, "", unknown, "other other"),
     ];
     for (what, reverse, zones, name, want) in cases {
@@ -93,6 +106,7 @@ fn zones_of_addresses() {
                     End::NoName(_) => "missing",
                     End::NotReady => "unknown",
                     End::NotOurs => "other",
+                    End::NoData(_) => "empty",
                     _ => "else",
                 },
             );
@@ -112,6 +126,7 @@ fn the_server_itself() {
         ("an endpoint", "", "10.0.0.5", "resolver.prod 10.96.0.30"),
         ("no endpoint: the usual one", "", "10.0.0.6", "kube-dns.kube-system 10.96.0.10"),
         ("unknown: the usual one", "", "", "kube-dns.kube-system 10.96.0.10"),
+        ("there is none: this machine", "", "127.0.0.1 10.0.0.7", "- 10.0.0.7"),
     ];
     for (name, servers, local, want) in cases {
         let addresses = |text: &str| text.split_whitespace().map(|a| a.parse().unwrap()).collect();
@@ -129,7 +144,9 @@ fn the_server_itself() {
         }
         let mut usual = service("kube-dns", &["10.96.0.10"], &[]);
         usual.metadata.namespace = Some("kube-system".into());
-        keeper.observe_service(&usual);
+        if !want.starts_with("- 10.0") {
+            keeper.observe_service(&usual);
+        }
         keeper.observe_slice(&slice("api", "api-1", "10.0.0.5 10.0.0.6"));
         keeper.observe_slice(&slice("peers", "peers-1", "10.0.0.5"));
         keeper.observe_slice(&slice("resolver", "resolver-1", "10.0.0.5"));

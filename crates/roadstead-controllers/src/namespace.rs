@@ -115,7 +115,6 @@ async fn content(client: &Client, namespace: &str) -> Content {
 }
 
 /// Deletes what is left of one kind; says how many that leaves.
-
 async fn delete(
     client: &Client,
     namespace: &str,

@@ -17,6 +17,7 @@ use crate::lifecycle::Presence;
 use crate::runtime::builtin::BuiltinRuntime;
 pub use crate::runtime::builtin::cleanup;
 use crate::runtime::{PodRuntime, RecoveredPod};
+use crate::services::Services;
 use crate::worker::{self, Context, Wanted};
 use crate::{events, heartbeat};
 
@@ -41,7 +42,8 @@ pub async fn run_with<R: PodRuntime>(
     tasks.spawn(async { (beat.await, "heartbeat").1 });
     let events = events::run(writer, stop.clone());
     tasks.spawn(async { (events.await, "events").1 });
-    let context = Arc::new(Context { client, config, runtime, events: recorder });
+    let services = Services::new(client.clone());
+    let context = Arc::new(Context { client, config, runtime, events: recorder, services });
     let pods = Pods::new(context).run(stop.clone());
     tasks.spawn(async { (pods.await, "pods").1 });
     while let Some(ended) = tasks.join_next().await {

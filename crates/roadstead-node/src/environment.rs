@@ -12,20 +12,18 @@ pub(crate) struct Addresses {
     pub(crate) host: IpAddr,
 }
 
-/// Returns the environment in order, or what about it is wrong.
+/// Returns what the container declares, after the variables about Services, which it may replace;
+/// or what about it is wrong.
 pub(crate) fn environment(
     pod: &Pod,
     container: &Container,
     addresses: Addresses,
+    links: &[(String, String)],
 ) -> Result<Vec<(String, String)>, String> {
     if container.env_from.as_ref().is_some_and(|sources| !sources.is_empty()) {
         return Err("envFrom is not supported yet".into());
     }
-    let mut variables: Vec<(String, String)> = vec![
-        ("PATH".into(), "/bin".into()),
-        ("HOME".into(), "/".into()),
-        ("HOSTNAME".into(), hostname(pod)),
-    ];
+    let mut variables = links.to_vec();
     for variable in container.env.iter().flatten() {
         let value = value(pod, variable, addresses)?;
         let value = expand(&value, &variables);
@@ -33,6 +31,19 @@ pub(crate) fn environment(
         variables.push((variable.name.clone(), value));
     }
     Ok(variables)
+}
+
+/// Adds what the image and the runtime give; `$(NAME)` does not see these.
+pub(crate) fn with_defaults(
+    pod: &Pod,
+    mut variables: Vec<(String, String)>,
+) -> Vec<(String, String)> {
+    for (name, value) in [("PATH", "/bin"), ("HOME", "/"), ("HOSTNAME", &hostname(pod))] {
+        if !variables.iter().any(|(known, _)| known == name) {
+            variables.push((name.to_owned(), value.to_owned()));
+        }
+    }
+    variables
 }
 
 /// Replaces `$(NAME)` by the variable's value; `$$` stands for `$`, and unknown names stay.
@@ -147,6 +158,8 @@ mod tests {
                 {"name": "LABEL", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['app']"}}},
                 {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
                 {"name": "JOINED", "value": "$(NAME):$(PLAIN) $(NOBODY) $$(PLAIN)"},
+                {"name": "LINKED", "value": "$(WEB_PORT) $(PATH)"},
+                {"name": "DB_PORT", "value": "was $(DB_PORT)"},
             ]}]},
         }))
         .unwrap()
@@ -156,7 +169,10 @@ mod tests {
     fn variables() {
         let pod = pod();
         let container = &pod.spec.as_ref().unwrap().containers[0];
-        let found = environment(&pod, container, ADDRESSES).unwrap();
+        let links = [("WEB_PORT", "1"), ("DB_PORT", "2")];
+        let links = links.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let found = environment(&pod, container, ADDRESSES, &links).unwrap();
+        let found = with_defaults(&pod, found);
         let get = |name: &str| &found.iter().find(|(known, _)| known == name).unwrap().1;
         let cases = [
             ("HOSTNAME", "web-1"),
@@ -164,6 +180,10 @@ mod tests {
             ("LABEL", "web"),
             ("IP", "10.244.0.2"),
             ("JOINED", "web-1:x $(NOBODY) $(PLAIN)"),
+            ("WEB_PORT", "1"),
+            ("LINKED", "1 $(PATH)"),
+            ("DB_PORT", "was 2"),
+            ("PATH", "/bin"),
         ];
         for (name, want) in cases {
             assert_eq!(get(name), want, "{name}");
@@ -177,7 +197,7 @@ mod tests {
         let container = &mut pod.spec.as_mut().unwrap().containers[0];
         container.env = serde_json::from_value(env).unwrap();
         let container = container.clone();
-        let error = environment(&pod, &container, ADDRESSES).unwrap_err();
+        let error = environment(&pod, &container, ADDRESSES, &[]).unwrap_err();
         assert_eq!(error, "env S: only value and fieldRef are supported yet");
     }
 

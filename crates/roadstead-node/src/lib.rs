@@ -5,8 +5,8 @@
 //! node is decided by the scheduler, through `spec.nodeName`.
 //!
 //! What should happen is decided in pure code: `lifecycle` (the next steps for a pod), `status`
-//! (what the API shows), `probe`, `backoff`, `addresses`, `environment`, `security`, `seccomp`
-//! and `images`.
+//! (what the API shows), `probe`, `backoff`, `addresses`, `environment`, `service_links`, `security`,
+//! `seccomp`, `volumes` and `images`.
 //! The shells around it are thin: `agent` and `worker` (tasks), `network` (netlink), `runtime`
 //! (processes) and `prober` (sockets). `container` and `applet` run in processes of their own,
 //! made from the same executable: see [`applet::applet_main`].
@@ -34,5 +34,8 @@ mod recovery;
 pub mod runtime;
 mod seccomp;
 mod security;
+mod service_links;
+mod services;
 mod status;
+mod volumes;
 mod worker;

@@ -7,9 +7,12 @@ use std::net::IpAddr;
 use k8s_openapi::api::core::v1::{Container, Pod};
 
 use crate::config::Config;
-use crate::environment::{Addresses, environment, hostname, hosts_file};
+use crate::environment::{
+    Addresses, environment, expand, hostname, hosts_file, with_defaults,
+};
 use crate::runtime::{ContainerOrder, PodName};
 use crate::security::{Policy, confine};
+use crate::volumes;
 use roadstead_api::resolv::{ClusterDns, ResolvConf, compose};
 
 /// The node's own name servers.
@@ -44,19 +47,33 @@ fn reachable(node: ResolvConf, real: impl FnOnce() -> ResolvConf) -> ResolvConf 
     }
 }
 
+/// What an order depends on besides the pod.
+pub(crate) struct Circumstances<'a> {
+    /// The pod's address.
+    pub(crate) address: IpAddr,
+    /// How often the container ran before.
+    pub(crate) restarts: i32,
+    /// Variables about Services.
+    pub(crate) links: &'a [(String, String)],
+    pub(crate) config: &'a Config,
+}
+
 /// Returns the order, and notes about what had to be left out of resolv.conf; the error says what
 /// about the container's configuration cannot be used.
 pub(crate) fn plan_order(
     pod: &Pod,
     container: &Container,
-    address: IpAddr,
-    restarts: i32,
-    config: &Config,
+    circumstances: &Circumstances<'_>,
 ) -> Result<(ContainerOrder, Vec<String>), String> {
+    let Circumstances { address, restarts, links, config } = *circumstances;
     let policy = if config.allow_privileged { Policy::Privileged } else { Policy::Baseline };
     let confinement = confine(pod, container, policy)?;
     let addresses = Addresses { pod: address, host: config.internal_ip };
-    let environment = environment(pod, container, addresses)?;
+    let environment = environment(pod, container, addresses, links)?;
+    let expand = |words: &Option<Vec<String>>| -> Vec<String> {
+        words.iter().flatten().map(|word| expand(word, &environment)).collect()
+    };
+    let (command, args) = (expand(&container.command), expand(&container.args));
     let hostname = match on_host_network(pod) {
         true => config.node_name.clone(),
         false => hostname(pod),
@@ -75,13 +92,14 @@ pub(crate) fn plan_order(
         container: container.name.clone(),
         image: container.image.clone().unwrap_or_default(),
         pull_policy: container.image_pull_policy.clone(),
-        command: container.command.clone().unwrap_or_default(),
-        args: container.args.clone().unwrap_or_default(),
-        environment,
+        command,
+        args,
+        environment: with_defaults(pod, environment),
         working_directory: container.working_dir.clone().filter(|path| !path.is_empty()),
         hostname,
         files,
         confinement,
+        mounts: volumes::mounts(pod, container)?,
         restarts,
     };
     Ok((order, notes))

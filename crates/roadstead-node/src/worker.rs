@@ -18,15 +18,16 @@ use crate::config::Config;
 use crate::events::Recorder;
 use crate::facts::{ContainerFacts, Exit, PodFacts, Sandbox, State};
 use crate::lifecycle::{Presence, Step, grace_period, plan, will_restart};
-use crate::order::{on_host_network, plan_order, pod_name};
+use crate::order::{Circumstances, on_host_network, plan_order, pod_name};
 use crate::probe::{Check, Kind, Outcome, Schedule, Tally, Verdict, step};
 use crate::prober::{self, Assignment, Report};
 use crate::runtime::{
     ContainerOrder, PodName, PodNetwork, PodRuntime, RecoveredPod, StartError, StartedContainer,
     Stop,
 };
+use crate::services::Services;
 use crate::status::plan_status;
-use crate::{backoff, pod_api, recovery};
+use crate::{backoff, pod_api, recovery, volumes};
 
 /// After a failure of the API or of the runtime.
 const RETRY: Duration = Duration::from_secs(1);
@@ -37,6 +38,7 @@ pub(crate) struct Context<R> {
     pub(crate) config: Config,
     pub(crate) runtime: R,
     pub(crate) events: Recorder,
+    pub(crate) services: Services,
 }
 
 /// The newest state of the pod in the API.
@@ -158,6 +160,26 @@ impl<R: PodRuntime> Worker<R> {
     }
 
     async fn create_sandbox(&mut self) {
+        if let Some(message) = volumes::missing(&self.pod) {
+            let all = self
+                .pod
+                .spec
+                .iter()
+                .flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
+            for container in all {
+                let facts = self.facts.containers.entry(container.name.clone()).or_default();
+                if let State::Waiting { message: shown, .. } = &mut facts.state {
+                    *shown = Some(message.clone());
+                }
+            }
+            return self.sandbox_failed("FailedMount", message);
+        }
+        for volume in volumes::left_out(&self.pod) {
+            let message = format!(
+                "MountVolume.SetUp failed for volume {volume:?} : tokens are not supported by this node yet, the pod runs without"
+            );
+            self.context.events.warning(&self.pod, None, "FailedMount", message);
+        }
         let network = match on_host_network(&self.pod) {
             true => PodNetwork::Host,
             false => PodNetwork::Own,
@@ -168,18 +190,21 @@ impl<R: PodRuntime> Worker<R> {
                 self.facts.sandbox = Sandbox::Ready;
             }
             Err(error) => {
-                let before = match self.facts.sandbox {
-                    Sandbox::Failed { delay, .. } => Some(delay),
-                    _ => None,
-                };
-                let delay = backoff::after_failed_start(before);
-                let message = chain(&error);
-                warn!(pod = %self.title(), error = message, "cannot make the sandbox");
-                let message = format!("Failed to create pod sandbox: {message}");
-                self.context.events.warning(&self.pod, None, "FailedCreatePodSandBox", message);
-                self.facts.sandbox = Sandbox::Failed { retry_at: later(delay), delay };
+                let message = format!("Failed to create pod sandbox: {}", chain(&error));
+                self.sandbox_failed("FailedCreatePodSandBox", message);
             }
         }
+    }
+
+    fn sandbox_failed(&mut self, reason: &'static str, message: String) {
+        let before = match self.facts.sandbox {
+            Sandbox::Failed { delay, .. } => Some(delay),
+            _ => None,
+        };
+        let delay = backoff::after_failed_start(before);
+        warn!(pod = %self.title(), reason, message, "the pod cannot start");
+        self.context.events.warning(&self.pod, None, reason, message);
+        self.facts.sandbox = Sandbox::Failed { retry_at: later(delay), delay };
     }
 
     async fn start(&mut self, name: &str) {
@@ -189,7 +214,8 @@ impl<R: PodRuntime> Worker<R> {
             State::Exited(_) => known.restarts + 1,
             _ => known.restarts,
         });
-        let result = match self.order(&container, restarts) {
+        let links = self.context.services.links(&self.pod).await;
+        let result = match links.and_then(|links| self.order(&container, restarts, &links)) {
             Ok(order) => self.context.runtime.start(order).await,
             Err(message) => {
                 Err(StartError::Waiting { reason: "CreateContainerConfigError", message })
@@ -228,10 +254,16 @@ impl<R: PodRuntime> Worker<R> {
         all.find(|container| container.name == name).cloned()
     }
 
-    fn order(&self, container: &Container, restarts: i32) -> Result<ContainerOrder, String> {
+    fn order(
+        &self,
+        container: &Container,
+        restarts: i32,
+        links: &[(String, String)],
+    ) -> Result<ContainerOrder, String> {
         let config = &self.context.config;
         let address = self.facts.address.unwrap_or(config.internal_ip);
-        let (order, notes) = plan_order(&self.pod, container, address, restarts, config)?;
+        let circumstances = Circumstances { address, restarts, links, config };
+        let (order, notes) = plan_order(&self.pod, container, &circumstances)?;
         for note in notes {
             self.context.events.warning(&self.pod, None, "DNSConfigForming", note);
         }

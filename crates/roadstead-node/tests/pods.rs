@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use roadstead_node::config::{Config, DEFAULT_BRIDGE};
 use roadstead_node::runtime::builtin::{BuiltinRuntime, cleanup};
 use roadstead_node::runtime::{
-    Confinement, ContainerOrder, PodName, PodNetwork, PodRuntime, RecoveredState, StartError, Stop,
+    Confinement, ContainerOrder, EmptyDirectory, Medium, PodName, PodNetwork, PodRuntime, RecoveredState, StartError,
+    Stop, VolumeMount,
 };
 use roadstead_testkit::netns::{laboratory, run, try_run};
 
@@ -55,6 +56,7 @@ fn order(pod: &str, container: &str, args: &[&str]) -> ContainerOrder {
         hostname: pod.into(),
         files: BTreeMap::from([("/etc/resolv.conf".to_owned(), resolv_conf.to_owned())]),
         confinement: Confinement::default(),
+        mounts: vec![],
         restarts: 0,
     }
 }
@@ -298,6 +300,43 @@ fn a_container_runs_as_the_user_it_asks_for_or_not_at_all() {
                 assert!(refusal.contains("cannot become user 1000"), "{refusal}");
             }
         }
+        drop(runtime);
+        cleanup(&config).await.unwrap();
+    });
+}
+
+#[test]
+fn containers_of_a_pod_share_its_empty_directories() {
+    in_laboratory(async |config| {
+        let runtime = BuiltinRuntime::start(&config, executable()).await.unwrap();
+        fetch(start(&runtime, "one", &[]).await, "/");
+        for medium in [Medium::Disk, Medium::Memory { size: Some(1 << 20) }] {
+            let name_of = |medium| if medium == Medium::Disk { "disk" } else { "memory" };
+            let volume =
+                EmptyDirectory { name: name_of(medium).into(), medium, group: None };
+            let write = async |path: &str, at: &str, read_only: bool| {
+                let mut order = order("one", "writer", &["curl", "-s", "-o", path, "127.0.0.1:8080"]);
+                order.mounts = vec![VolumeMount { volume: volume.clone(), path: at.into(), read_only }];
+                order.confinement.read_only_root = true;
+                runtime.start(order).await.unwrap();
+                runtime.wait(&name("one"), "writer").await.code
+            };
+            assert_eq!(write("/a/b/x", "/a/b", false).await, 0, "{medium:?}");
+            assert_eq!(write("/other/y", "/other", true).await, 23, "{medium:?}");
+            let directory = format!("/run/state/pods/uid-of-one/.volumes/{}", volume.name);
+            assert_eq!(run(&format!("ls {directory}; stat -c %a {directory}")), "x\n777");
+            assert_eq!(run(&format!("cat {directory}/x")), "one");
+        }
+        // A link of our own root leads nowhere.
+        let mut order = order("one", "linked", &[]);
+        let volume = EmptyDirectory { name: "disk".into(), medium: Medium::Disk, group: None };
+        order.mounts = vec![VolumeMount { volume, path: "/dev/fd/x".into(), read_only: false }];
+        let refusal = runtime.start(order).await.unwrap_err().to_string();
+        assert!(refusal.contains("cannot make /dev/fd/x"), "{refusal}");
+        assert_eq!(run("grep -c .volumes /proc/self/mounts"), "1", "the one in memory");
+        runtime.remove(&name("one")).await.unwrap();
+        assert_eq!(run("grep -c .volumes /proc/self/mounts || true"), "0");
+        assert_eq!(run("ls /run/state/pods"), "");
         drop(runtime);
         cleanup(&config).await.unwrap();
     });

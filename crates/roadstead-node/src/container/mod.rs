@@ -56,6 +56,16 @@ pub(crate) struct Recipe {
     pub(crate) open_files: Option<u64>,
     #[serde(default)]
     pub(crate) confinement: Confinement,
+    #[serde(default)]
+    pub(crate) mounts: Vec<Mount>,
+}
+
+/// A directory of the node in a container.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Mount {
+    pub(crate) source: PathBuf,
+    pub(crate) path: String,
+    pub(crate) read_only: bool,
 }
 
 /// The processes of a container that runs.

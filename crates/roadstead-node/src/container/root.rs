@@ -17,7 +17,7 @@ use rustix::mount::{
 };
 use rustix::process::pivot_root;
 
-use super::{Failure, ROOT, Recipe, Trying, kernel_paths};
+use super::{Failure, Mount, ROOT, Recipe, Trying, kernel_paths};
 use crate::images::PROGRAMS;
 
 const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
@@ -36,6 +36,9 @@ pub(super) fn enter(recipe: &Recipe) -> Result<(), Failure> {
     devices(&root)?;
     files(&root, recipe)?;
     kernel_paths::mount_below(&root, recipe.confinement.kernel_paths)?;
+    for mount in &recipe.mounts {
+        volume(&root, mount)?;
+    }
     if recipe.confinement.read_only_root {
         make_read_only(&root)?;
     }
@@ -116,6 +119,34 @@ fn files(root: &Path, recipe: &Recipe) -> Result<(), Failure> {
     Ok(())
 }
 
+/// A volume knows no devices, whoever made one in it.
+fn volume(root: &Path, mount: &Mount) -> Result<(), Failure> {
+    let inside = directory_below(root, &mount.path)?;
+    mount_bind(&mount.source, &inside).trying(|| format!("mount {}", mount.path))?;
+    let extra = if mount.read_only { MountFlags::RDONLY } else { MountFlags::empty() };
+    restrict(&inside, MountFlags::NODEV | extra)
+}
+
+/// Makes a directory in the new root, without following a link: before we are in there, it would
+/// lead somewhere else.
+fn directory_below(root: &Path, path: &str) -> Result<PathBuf, Failure> {
+    let mut directory = root.to_owned();
+    for part in path.split('/').filter(|part| !part.is_empty()) {
+        directory.push(part);
+        match fs::create_dir(&directory) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                let is_directory =
+                    fs::symlink_metadata(&directory).is_ok_and(|found| found.is_dir());
+                let refused = || io::Error::from(io::ErrorKind::NotADirectory);
+                is_directory.then_some(()).ok_or_else(refused)
+            }
+            made => made,
+        }
+        .trying(|| format!("make {path}"))?;
+    }
+    Ok(directory)
+}
+
 fn bind_read_only(outside: &Path, inside: &Path) -> Result<(), Failure> {
     File::create(inside).trying(|| format!("make {}", inside.display()))?;
     mount_bind(outside, inside).trying(|| format!("bind {}", outside.display()))?;
@@ -124,9 +155,13 @@ fn bind_read_only(outside: &Path, inside: &Path) -> Result<(), Failure> {
 
 /// Makes the mount at this path read-only.
 pub(super) fn make_read_only(inside: &Path) -> Result<(), Failure> {
+    restrict(inside, MountFlags::RDONLY)
+}
+
+fn restrict(inside: &Path, more: MountFlags) -> Result<(), Failure> {
     // A user namespace may add restrictions to a mount but not drop those it came with.
     let present = statvfs(inside).trying(|| format!("look at {}", inside.display()))?.f_flag;
-    let mut flags = MountFlags::BIND | MountFlags::RDONLY;
+    let mut flags = MountFlags::BIND;
     for (have, keep) in [
         (StatVfsMountFlags::NOSUID, MountFlags::NOSUID),
         (StatVfsMountFlags::NOATIME, MountFlags::NOATIME),
@@ -137,6 +172,7 @@ pub(super) fn make_read_only(inside: &Path) -> Result<(), Failure> {
     ] {
         flags.set(keep, present.contains(have));
     }
+    flags |= more;
     mount_remount(inside, flags, c"").trying(|| format!("protect {}", inside.display()))
 }
 

@@ -17,6 +17,7 @@ use tokio::{task, time};
 use tracing::{info, warn};
 
 use super::pidfd;
+use super::volume;
 use super::record::{Disk, NetworkRecord, PodRecord};
 use super::{
     ContainerOrder, Exit, PodName, PodNetwork, PodRuntime, RecoveredContainer, RecoveredPod,
@@ -28,7 +29,7 @@ use crate::config::{Config, NodeError};
 use crate::container::{EXITED, Exited, Handshake, RECIPE, RUNNING, Recipe, Running};
 use crate::container::{read_json, write_json};
 use crate::network::{Network, is_namespace, link_name};
-use crate::{environment, images};
+use crate::images;
 
 /// A container that was killed is gone within this time, unless the kernel is in trouble.
 const KILLED_WITHIN: Duration = Duration::from_secs(10);
@@ -137,10 +138,7 @@ impl BuiltinRuntime {
             let (reason, message) = images::refusal(&order.image, order.pull_policy.as_deref());
             return Err(StartError::Waiting { reason, message });
         };
-        let expand = |words: &[String]| -> Vec<String> {
-            words.iter().map(|word| environment::expand(word, &order.environment)).collect()
-        };
-        let command = images::command_line(image, &expand(&order.command), &expand(&order.args))
+        let command = images::command_line(image, &order.command, &order.args)
             .map_err(StartError::Failed)?;
         let uid = &order.pod.uid;
         let network = self.state().addresses.contains_key(uid).then(|| self.disk.network(uid));
@@ -157,6 +155,7 @@ impl BuiltinRuntime {
             files: order.files,
             open_files: self.open_files,
             confinement: order.confinement,
+            mounts: order.mounts.iter().map(|mount| self.disk.mount(uid, mount)).collect(),
         })
     }
 
@@ -197,9 +196,16 @@ impl PodRuntime for BuiltinRuntime {
 
     async fn start(&self, order: ContainerOrder) -> Result<StartedContainer, StartError> {
         let key = (order.pod.uid.clone(), order.container.clone());
+        let volumes = order.mounts.iter().map(|mount| mount.volume.clone()).collect::<Vec<_>>();
         let recipe = self.recipe(order)?;
         let executable = self.executable.clone();
-        let launched = task::spawn_blocking(move || launch(&executable, &recipe)).await;
+        let launched = task::spawn_blocking(move || {
+            for (volume, mount) in volumes.iter().zip(&recipe.mounts) {
+                volume::prepare(volume, &mount.source)?;
+            }
+            launch(&executable, &recipe)
+        })
+        .await;
         let container = launched.expect("launch does not panic").map_err(StartError::Failed)?;
         let started = container.started();
         self.state().containers.insert(key, Arc::new(container));

@@ -6,6 +6,7 @@
 pub mod builtin;
 mod pidfd;
 mod record;
+mod volume;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::NodeError;
 pub use crate::facts::Exit;
 pub use crate::security::Confinement;
+pub use crate::volumes::{EmptyDirectory, Medium, VolumeMount};
 
 /// Runs the processes of pods. It knows nothing of the API, of probes or of restarts.
 pub trait PodRuntime: Send + Sync + 'static {
@@ -90,7 +92,7 @@ pub struct ContainerOrder {
     pub pull_policy: Option<String>,
     /// Replaces the image's command if not empty.
     pub command: Vec<String>,
-    /// The command's arguments.
+    /// The command's arguments. References to variables are resolved in both.
     pub args: Vec<String>,
     /// All environment variables.
     pub environment: Vec<(String, String)>,
@@ -102,6 +104,8 @@ pub struct ContainerOrder {
     pub files: BTreeMap<String, String>,
     /// What its processes may do.
     pub confinement: Confinement,
+    /// The volumes that it sees.
+    pub mounts: Vec<VolumeMount>,
     /// How often the container ran before.
     pub restarts: i32,
 }

@@ -1,20 +1,24 @@
 //! Where the built-in runtime keeps what on the disk.
 //!
 //! `netns/roadstead-<uid>` is a pod's network, `pods/<uid>/pod.json` says which pod it is,
-//! `pods/<uid>/<container>/` holds what [`crate::container`] writes, and `logs/` the logs.
+//! `pods/<uid>/<container>/` holds what [`crate::container`] writes, `pods/<uid>/.volumes/` the
+//! volumes, and `logs/` the logs.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::net::Ipv4Addr;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::PodName;
-use crate::container::{read_json, write_json};
+use super::{PodName, VolumeMount, volume};
+use crate::container::{Mount, read_json, write_json};
 
 const POD: &str = "pod.json";
 const LOCK: &str = "lock";
+/// No container has such a name.
+const VOLUMES: &str = ".volumes";
 const DIRECTORIES: [&str; 3] = ["netns", "pods", "logs"];
 
 /// The directory of the agent's state, which is ours alone as long as this lives.
@@ -46,6 +50,8 @@ impl Disk {
         for name in DIRECTORIES {
             fs::create_dir_all(root.join(name))?;
         }
+        // Recipes have what pods are told in confidence.
+        fs::set_permissions(root, fs::Permissions::from_mode(0o700))?;
         let lock = File::create(root.join(LOCK))?;
         lock.try_lock().map_err(|error| match error {
             TryLockError::WouldBlock => io::Error::other("another node agent uses it"),
@@ -68,6 +74,15 @@ impl Disk {
 
     pub(super) fn container(&self, uid: &str, container: &str) -> PathBuf {
         self.pods().join(uid).join(container)
+    }
+
+    /// Where a volume is, and where it goes.
+    pub(super) fn mount(&self, uid: &str, mount: &VolumeMount) -> Mount {
+        Mount {
+            source: self.pods().join(uid).join(VOLUMES).join(&mount.volume.name),
+            path: mount.path.clone(),
+            read_only: mount.read_only,
+        }
     }
 
     fn pod_logs(&self, pod: &PodName) -> PathBuf {
@@ -118,6 +133,7 @@ impl Disk {
     }
 
     pub(super) fn remove(&self, pod: &PodName) -> io::Result<()> {
+        volume::remove_all(&self.pods().join(&pod.uid).join(VOLUMES))?;
         for directory in [self.pod_logs(pod), self.pods().join(&pod.uid)] {
             match fs::remove_dir_all(&directory) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),

@@ -94,6 +94,15 @@ impl FakeApi {
         events.iter().map(|event| event["reason"].as_str().unwrap_or_default().into()).collect()
     }
 
+    /// Waits for an event with this reason.
+    pub async fn until_event(&self, reason: &str) {
+        let end = Instant::now() + Duration::from_secs(10);
+        while !self.event_reasons().iter().any(|known| known == reason) {
+            assert!(Instant::now() < end, "no event {reason}: {:?}", self.event_reasons());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
     /// Waits until the object satisfies a condition; returns it.
     pub async fn until(&self, path: &str, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
         let end = Instant::now() + Duration::from_secs(10);
@@ -124,6 +133,9 @@ impl FakeApi {
                 true => self.watch(),
                 false => self.list(),
             };
+        }
+        if path.ends_with("/services") && method == Method::GET {
+            return self.list_below(&path);
         }
         let object = path.strip_suffix("/status").unwrap_or(&path).to_owned();
         let found = match method {
@@ -156,6 +168,14 @@ impl FakeApi {
         let items: Vec<_> = pods.map(|(_, pod)| pod.clone()).collect();
         let list = json!({"kind": "PodList", "apiVersion": "v1", "items": items,
                           "metadata": {"resourceVersion": state.revision.to_string()}});
+        reply(StatusCode::OK, &list)
+    }
+
+    fn list_below(&self, path: &str) -> Answer {
+        let state = self.state.lock().unwrap();
+        let found = state.objects.iter().filter(|(known, _)| known.starts_with(path));
+        let items: Vec<_> = found.map(|(_, object)| object.clone()).collect();
+        let list = json!({"kind": "List", "apiVersion": "v1", "items": items, "metadata": {}});
         reply(StatusCode::OK, &list)
     }
 

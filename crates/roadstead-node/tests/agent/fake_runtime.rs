@@ -23,6 +23,7 @@ pub struct FakeRuntime {
 struct State {
     calls: Vec<String>,
     running: HashMap<(String, String), Running>,
+    environment: Vec<(String, String)>,
 }
 
 /// A run, and what ends it.
@@ -35,6 +36,13 @@ impl FakeRuntime {
 
     pub fn calls(&self) -> Vec<String> {
         self.state.lock().unwrap().calls.clone()
+    }
+
+    /// A variable of the container that was started last.
+    pub fn variable(&self, name: &str) -> Option<String> {
+        let state = self.state.lock().unwrap();
+        let found = state.environment.iter().find(|(known, _)| known == name);
+        found.map(|(_, value)| value.clone())
     }
 
     /// Lets a container end with this code.
@@ -61,6 +69,7 @@ impl PodRuntime for FakeRuntime {
 
     async fn start(&self, order: ContainerOrder) -> Result<StartedContainer, StartError> {
         self.call(format!("start {}/{}", order.pod.name, order.container));
+        self.state.lock().unwrap().environment = order.environment.clone();
         if order.image == "missing" {
             let message = "no such image".to_owned();
             return Err(StartError::Waiting { reason: "ErrImagePull", message });

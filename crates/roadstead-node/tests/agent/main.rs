@@ -91,6 +91,75 @@ async fn the_node_registers_itself() {
 }
 
 #[tokio::test]
+async fn containers_know_the_services_of_their_namespace() {
+    let api = FakeApi::new();
+    let service = |namespace: &str, name: &str, ip: &str| {
+        let path = format!("/api/v1/namespaces/{namespace}/services/{name}");
+        let service = json!({"apiVersion": "v1", "kind": "Service",
+            "metadata": {"namespace": namespace, "name": name},
+            "spec": {"clusterIP": ip, "ports": [{"port": 80}]}});
+        api.put(&path, service);
+    };
+    service("default", "kubernetes", "10.96.0.1");
+    service("default", "db", "10.96.0.7");
+    service("other", "cache", "10.96.0.8");
+    service("default", "headless", "None");
+    let runtime = FakeRuntime::default();
+    let agent = Agent::start(&api, runtime.clone());
+    api.put(WEB, pod("roadstead/echo", &json!({})));
+    api.until(WEB, "ready", is_ready).await;
+    let value = |name: &str| runtime.variable(name).unwrap_or_default();
+    assert_eq!(value("KUBERNETES_SERVICE_HOST"), "10.96.0.1");
+    assert_eq!(value("DB_PORT_80_TCP"), "tcp://10.96.0.7:80");
+    assert_eq!(
+        (value("CACHE_SERVICE_HOST"), value("HEADLESS_SERVICE_HOST")),
+        ("".into(), "".into())
+    );
+
+    // One that was made a moment ago is there, and links can be declined.
+    service("default", "late", "10.96.0.9");
+    runtime.end("web", "main", 1);
+    let restarted = |pod: &Value| pod["status"]["containerStatuses"][0]["restartCount"] == 1;
+    api.until(WEB, "restarted", restarted).await;
+    assert_eq!(value("LATE_SERVICE_PORT"), "80");
+    let mut quiet = pod("roadstead/echo", &json!({}));
+    quiet["metadata"]["name"] = json!("quiet");
+    quiet["metadata"]["uid"] = json!("u2");
+    quiet["spec"]["enableServiceLinks"] = json!(false);
+    let path = "/api/v1/namespaces/default/pods/quiet";
+    api.put(path, quiet);
+    api.until(path, "ready", is_ready).await;
+    assert_eq!(
+        (value("KUBERNETES_SERVICE_PORT"), value("DB_SERVICE_HOST")),
+        ("80".into(), "".into())
+    );
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn a_pod_does_not_run_without_its_volumes() {
+    let api = FakeApi::new();
+    let runtime = FakeRuntime::default();
+    let agent = Agent::start(&api, runtime.clone());
+    let mut web =
+        pod("roadstead/echo", &json!({"volumeMounts": [{"name": "c", "mountPath": "/c"}]}));
+    web["spec"]["volumes"] = json!([{"name": "c", "configMap": {"name": "c"}}]);
+    api.put(WEB, web);
+    let message = |pod: &Value| {
+        let state = &pod["status"]["containerStatuses"][0]["state"]["waiting"];
+        assert!(state.is_null() || state["reason"] == "ContainerCreating", "{state}");
+        state["message"].as_str().unwrap_or_default().to_owned()
+    };
+    let waits = api.until(WEB, "waiting with a message", |pod| !message(pod).is_empty()).await;
+    let why = message(&waits);
+    assert!(why.starts_with("MountVolume.SetUp failed for volume \"c\" : configMap"), "{why}");
+    assert_eq!(waits["status"]["phase"], "Pending");
+    api.until_event("FailedMount").await;
+    assert_eq!(runtime.calls(), [""; 0]);
+    agent.stop().await;
+}
+
+#[tokio::test]
 async fn the_life_of_a_pod() {
     let api = FakeApi::new();
     let runtime = FakeRuntime::default();

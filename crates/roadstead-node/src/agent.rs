@@ -44,6 +44,14 @@ pub async fn run_with<R: PodRuntime>(
     tasks.spawn(async { (events.await, "events").1 });
     let services = Services::new(client.clone());
     let context = Arc::new(Context { client, config, runtime, events: recorder, services });
+    let (kept, stopped) = (context.clone(), stop.clone());
+    tasks.spawn(async move {
+        tokio::select! {
+            () = stopped.cancelled() => {}
+            () = kept.runtime.maintain() => {}
+        }
+        "runtime"
+    });
     let pods = Pods::new(context).run(stop.clone());
     tasks.spawn(async { (pods.await, "pods").1 });
     while let Some(ended) = tasks.join_next().await {

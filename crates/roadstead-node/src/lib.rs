@@ -7,7 +7,7 @@
 //! What should happen is decided in pure code: `lifecycle` (the next steps for a pod), `status`
 //! (what the API shows), `probe`, `backoff`, `addresses`, `environment`, `service_links`, `security`,
 //! `seccomp`, `volumes` and `images`.
-//! The shells around it are thin: `agent` and `worker` (tasks), `network` (netlink), `runtime`
+//! The shells around it are thin: `agent` and `worker` (tasks), `network` and `heal` (netlink), `runtime`
 //! (processes) and `prober` (sockets). `container` and `applet` run in processes of their own,
 //! made from the same executable: see [`applet::applet_main`].
 
@@ -21,6 +21,7 @@ mod container;
 mod environment;
 mod events;
 mod facts;
+mod heal;
 mod heartbeat;
 mod images;
 mod lifecycle;

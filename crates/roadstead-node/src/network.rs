@@ -30,7 +30,7 @@ const LINK_PREFIX: &str = "pod";
 /// The node's side of the pod network.
 #[derive(Clone, Debug)]
 pub(crate) struct Network {
-    bridge: String,
+    pub(crate) bridge: String,
     gateway: Ipv4Addr,
     subnet: Ipv4Net,
     services: Ipv4Net,
@@ -120,6 +120,16 @@ impl Network {
         self.remove_pod(path, link).await?;
         let made = blocking(path, |path| namespace::create_path(path)).await;
         made.trying(|| format!("make the network namespace {}", path.display()))?;
+        self.join_pod(path, link, address).await
+    }
+
+    /// Joins the namespace at `path` to the bridge, by a pair of links.
+    pub(crate) async fn join_pod(
+        &self,
+        path: &Path,
+        link: &str,
+        address: Ipv4Addr,
+    ) -> Result<(), NodeError> {
         let inside = Connection::<Route>::new_in(path)
             .trying(|| format!("enter the network namespace {}", path.display()))?;
         let namespace = namespace::open_path(path)
@@ -201,7 +211,7 @@ fn sysctl(name: &str, value: &str) {
     }
 }
 
-trait Trying<T> {
+pub(crate) trait Trying<T> {
     fn trying(self, action: impl FnOnce() -> String) -> Result<T, NodeError>;
 }
 

@@ -435,6 +435,61 @@ fn the_next_agent_finds_what_this_one_left() {
 }
 
 #[test]
+fn the_pod_network_heals() {
+    in_laboratory(async |config| {
+        let runtime = BuiltinRuntime::start(&config, executable()).await.unwrap();
+        let address = start(&runtime, "one", &[]).await;
+        let two = start(&runtime, "two", &[]).await;
+        fetch(two, "/");
+        let link = run("ip -br link show type veth | head -1 | cut -d@ -f1");
+        let harm = [
+            "ip link del roadstead0".to_owned(),
+            "ip link set roadstead0 down".into(),
+            "ip address del 10.244.0.1/24 dev roadstead0".into(),
+            "ip route del 10.96.0.0/12".into(),
+            format!("ip link del {link}"),
+            format!("ip link set {link} nomaster"),
+            format!("ip link set {link} down"),
+        ];
+        let whole = || {
+            try_run("ip route get 10.96.0.1 | grep -q 'dev roadstead0 src 10.244.0.1'").status.success()
+                && [address, two].iter().all(|address| {
+                    let curl = format!("curl -s -m 0.3 http://{address}:8080/");
+                    try_run(&curl).status.success()
+                })
+        };
+        let keep = runtime.maintain();
+        let hurt = async {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            for command in &harm {
+                run(command);
+                let begin = Instant::now();
+                while !whole() {
+                    assert!(begin.elapsed() < Duration::from_secs(10), "{command} is not healed");
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+                eprintln!("{command}: healed after {:?}", begin.elapsed());
+            }
+        };
+        tokio::select! {
+            () = keep => panic!("it gave up"),
+            () = hurt => {}
+        }
+        let (_, text) = exec(&runtime, "one", &["curl", "-s", &format!("{two}:8080")]).await;
+        assert_eq!(text, "two\n", "from pod to pod");
+
+        // What happens while no agent runs is healed by the next one.
+        drop(runtime);
+        run("ip link del roadstead0");
+        run(&format!("ip link del {link}"));
+        let runtime = BuiltinRuntime::start(&config, executable()).await.unwrap();
+        assert_eq!((fetch(address, "/"), fetch(two, "/")), ("one\n".into(), "two\n".into()));
+        drop(runtime);
+        cleanup(&config).await.unwrap();
+    });
+}
+
+#[test]
 fn cleanup_leaves_nothing() {
     in_laboratory(async |config| {
         let runtime = BuiltinRuntime::start(&config, executable()).await.unwrap();

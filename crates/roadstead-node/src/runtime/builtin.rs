@@ -13,6 +13,7 @@ use std::time::Duration;
 use futures::future::try_join_all;
 use jiff::Timestamp;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use tokio::sync::RwLock;
 use tokio::{task, time};
 use tracing::{info, warn};
 
@@ -28,11 +29,15 @@ use crate::applet::{MONITOR, SELECT};
 use crate::config::{Config, NodeError};
 use crate::container::{EXITED, Exited, Handshake, RECIPE, RUNNING, Recipe, Running};
 use crate::container::{read_json, write_json};
+use crate::heal::{PodLink, Suspicion, Watcher};
 use crate::network::{Network, is_namespace, link_name};
 use crate::images;
 
 /// A container that was killed is gone within this time, unless the kernel is in trouble.
 const KILLED_WITHIN: Duration = Duration::from_secs(10);
+
+/// After the kernel did not tell us any more what happens to the network.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// Runs pods as namespaces and processes of this machine.
 #[derive(Debug)]
@@ -44,6 +49,8 @@ pub struct BuiltinRuntime {
     executable: PathBuf,
     open_files: Option<u64>,
     state: Mutex<State>,
+    /// Held for writing while the network is compared with the state, for reading while both change.
+    settled: RwLock<()>,
     recovered: Vec<RecoveredPod>,
 }
 
@@ -71,7 +78,7 @@ impl BuiltinRuntime {
     /// `executable`, which must call [`crate::applet::applet_main`] first in its `main`.
     pub async fn start(config: &Config, executable: PathBuf) -> Result<Self, NodeError> {
         let runtime = Self::take_over(config, executable).await?;
-        runtime.network.set_up().await?;
+        runtime.network.heal(&runtime.links(), Suspicion::Everything).await?;
         Ok(runtime)
     }
 
@@ -102,8 +109,35 @@ impl BuiltinRuntime {
             executable,
             open_files: config.open_files,
             state: Mutex::new(state),
+            settled: RwLock::new(()),
             recovered,
         })
+    }
+
+    /// The links of all pods that have a network of their own.
+    fn links(&self) -> Vec<PodLink> {
+        let state = self.state();
+        let links = state.addresses.iter().map(|(uid, address)| PodLink {
+            namespace: self.disk.network(uid),
+            name: link_name(uid),
+            address: *address,
+        });
+        links.collect()
+    }
+
+    async fn follow_network(&self) -> Result<(), NodeError> {
+        let mut watcher = Watcher::start().await?;
+        let mut suspicion = Some(Suspicion::Everything);
+        while let Some(suspected) = suspicion {
+            let alone = self.settled.write().await;
+            let healed = self.network.heal(&self.links(), suspected).await?;
+            drop(alone);
+            if !healed.is_empty() {
+                warn!(links = ?healed, "somebody removed parts of the pod network; they are back");
+            }
+            suspicion = watcher.next().await?;
+        }
+        Ok(())
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -115,6 +149,7 @@ impl BuiltinRuntime {
     }
 
     async fn make_network(&self, pod: &PodName) -> Result<IpAddr, NodeError> {
+        let _changing = self.settled.read().await;
         let address = {
             let mut state = self.state();
             let kept = state.addresses.get(&pod.uid).copied();
@@ -180,6 +215,15 @@ impl PodRuntime for BuiltinRuntime {
         self.recovered.clone()
     }
 
+    async fn maintain(&self) {
+        loop {
+            if let Err(error) = self.follow_network().await {
+                warn!(%error, "lost sight of the pod network, will look again");
+            }
+            time::sleep(LOOK_AGAIN).await;
+        }
+    }
+
     async fn create_sandbox(
         &self,
         pod: &PodName,
@@ -233,6 +277,7 @@ impl PodRuntime for BuiltinRuntime {
 
     async fn remove_sandbox(&self, pod: &PodName) -> Result<(), NodeError> {
         self.kill(&pod.uid).await;
+        let _changing = self.settled.read().await;
         self.network.remove_pod(&self.disk.network(&pod.uid), &link_name(&pod.uid)).await?;
         self.save(pod, NetworkRecord::Removed)?;
         let mut state = self.state();

@@ -24,6 +24,11 @@ pub trait PodRuntime: Send + Sync + 'static {
     /// Returns what was already there when the runtime began.
     fn recovered(&self) -> Vec<RecoveredPod>;
 
+    /// Keeps what was made as it should be, for as long as it is polled.
+    fn maintain(&self) -> impl Future<Output = ()> + Send {
+        std::future::pending()
+    }
+
     /// Makes the pod's network; returns its address.
     fn create_sandbox(
         &self,

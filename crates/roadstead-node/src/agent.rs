@@ -42,6 +42,9 @@ pub async fn run_with<R: PodRuntime>(
     tasks.spawn(async { (beat.await, "heartbeat").1 });
     let events = events::run(writer, stop.clone());
     tasks.spawn(async { (events.await, "events").1 });
+    for note in runtime.notes() {
+        recorder.of_node(&config.node_name, "MissingControlGroups", note);
+    }
     let services = Services::new(client.clone());
     let context = Arc::new(Context { client, config, runtime, events: recorder, services });
     let (kept, stopped) = (context.clone(), stop.clone());

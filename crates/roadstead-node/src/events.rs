@@ -40,6 +40,21 @@ impl Recorder {
         self.record(pod, container, Severity::Warning, reason, message.into());
     }
 
+    /// About the node itself.
+    pub(crate) fn of_node(&self, node: &str, reason: &str, message: String) {
+        let about = About {
+            api_version: "v1".into(),
+            kind: "Node".into(),
+            namespace: String::new(),
+            name: node.to_owned(),
+            // As the kubelet has it.
+            uid: node.to_owned(),
+            field: String::new(),
+        };
+        let reason = reason.to_owned();
+        self.0.tell(Happening { about, severity: Severity::Warning, reason, message });
+    }
+
     fn record(
         &self,
         pod: &Pod,

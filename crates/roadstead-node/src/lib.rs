@@ -16,6 +16,7 @@ pub mod agent;
 pub mod applet;
 mod backoff;
 mod capabilities;
+mod cgroup;
 pub mod config;
 mod container;
 mod environment;

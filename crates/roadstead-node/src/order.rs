@@ -6,10 +6,9 @@ use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 
+use crate::cgroup::limits::resources;
 use crate::config::Config;
-use crate::environment::{
-    Addresses, environment, expand, hostname, hosts_file, with_defaults,
-};
+use crate::environment::{Addresses, environment, expand, hostname, hosts_file, with_defaults};
 use crate::runtime::{ContainerOrder, PodName};
 use crate::security::{Policy, confine};
 use crate::volumes;
@@ -99,10 +98,16 @@ pub(crate) fn plan_order(
         hostname,
         files,
         confinement,
+        resources: resources(&pod.spec.clone().unwrap_or_default(), container, machine_bytes()),
         mounts: volumes::mounts(pod, container)?,
         restarts,
     };
     Ok((order, notes))
+}
+
+fn machine_bytes() -> u64 {
+    let info = rustix::system::sysinfo();
+    info.totalram.saturating_mul(info.mem_unit.into())
 }
 
 #[cfg(test)]

@@ -293,7 +293,7 @@ impl Claim {
     }
 }
 
-fn qos_class(spec: &PodSpec) -> &'static str {
+pub(crate) fn qos_class(spec: &PodSpec) -> &'static str {
     let all = || spec.init_containers.iter().flatten().chain(&spec.containers);
     let wants = |container: &Container| {
         let resources = container.resources.clone().unwrap_or_default();

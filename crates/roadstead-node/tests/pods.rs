@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use roadstead_node::config::{Config, DEFAULT_BRIDGE};
 use roadstead_node::runtime::builtin::{BuiltinRuntime, cleanup};
 use roadstead_node::runtime::{
-    Confinement, ContainerOrder, EmptyDirectory, Medium, PodName, PodNetwork, PodRuntime, RecoveredState, StartError,
+    Confinement, ContainerOrder, EmptyDirectory, Medium, PodName, PodNetwork, PodRuntime, Resources, RecoveredState, StartError,
     Stop, VolumeMount,
 };
 use roadstead_testkit::netns::{laboratory, run, try_run};
@@ -56,6 +56,7 @@ fn order(pod: &str, container: &str, args: &[&str]) -> ContainerOrder {
         hostname: pod.into(),
         files: BTreeMap::from([("/etc/resolv.conf".to_owned(), resolv_conf.to_owned())]),
         confinement: Confinement::default(),
+        resources: Resources::default(),
         mounts: vec![],
         restarts: 0,
     }
@@ -339,6 +340,67 @@ fn containers_of_a_pod_share_its_empty_directories() {
         assert_eq!(run("ls /run/state/pods"), "");
         drop(runtime);
         cleanup(&config).await.unwrap();
+    });
+}
+
+#[test]
+fn limits_hold() {
+    in_laboratory(async |config| {
+        let runtime = BuiltinRuntime::start(&config, executable()).await.unwrap();
+        let missing = runtime.notes();
+        if !missing.is_empty() {
+            eprintln!("not tested: {missing:?}");
+            drop(runtime);
+            cleanup(&config).await.unwrap();
+            return;
+        }
+        runtime.create_sandbox(&name("one"), PodNetwork::Own).await.unwrap();
+        let mut small = order("one", "main", &["sleep", "infinity"]);
+        small.resources.of_container.memory = Some(64 << 20);
+        small.resources.of_container.cpu = Some(250);
+        small.resources.of_container.processes = Some(7);
+        small.resources.of_pod.processes = Some(70);
+        small.resources.oom_score_adj = 1000;
+        runtime.start(small).await.unwrap();
+        let init = pid("one", "init");
+        assert_eq!(run(&format!("cat /proc/{init}/oom_score_adj")), "1000");
+        let group = |controller: &str| {
+            let groups = fs::read_to_string(format!("/proc/{init}/cgroup")).unwrap();
+            let mut lines = groups.lines().map(|line| line.split(':').collect::<Vec<_>>());
+            let own = lines.find(|line| line[1].split(',').any(|one| one == controller) || line[1].is_empty());
+            let mounts = fs::read_to_string("/proc/mounts").unwrap();
+            let mount = mounts.lines().find(|line| {
+                let fields: Vec<_> = line.split(' ').collect();
+                fields[2] == "cgroup" && fields[3].split(',').any(|one| one == controller)
+            });
+            let mount = mount.map_or("/sys/fs/cgroup", |line| line.split(' ').nth(1).unwrap());
+            format!("{mount}{}", own.unwrap()[2])
+        };
+        let read = |controller: &str, files: &str| run(&format!("cd {} && cat {files}", group(controller)));
+        assert_eq!(read("memory", "memory.limit_in_bytes memory.max 2>/dev/null || true"), "67108864");
+        assert_eq!(read("cpu", "cpu.cfs_quota_us cpu.max 2>/dev/null | cut -d' ' -f1"), "25000");
+        assert_eq!(read("pids", "pids.max ../pids.max"), "7\n70");
+
+        // One that wants more memory than it may have, and one that is told to end.
+        let address = start(&runtime, "big", &[]).await;
+        fetch(address, "/");
+        let mut greedy = order("big", "greedy", &["curl", "-s", "-o", "/dev/null", "127.0.0.1:8080"]);
+        greedy.resources.of_container.memory = Some(256 << 10);
+        match runtime.start(greedy).await {
+            Ok(_) => {
+                let exit = runtime.wait(&name("big"), "greedy").await;
+                assert_eq!((exit.code, exit.reason.as_str()), (137, "OOMKilled"));
+            }
+            // It did not even come to the command.
+            Err(error) => eprintln!("{error}"),
+        }
+        let groups = run("find /sys/fs/cgroup -name 'poduid-of-big' -type d");
+        assert!(!groups.is_empty());
+        runtime.remove(&name("big")).await.unwrap();
+        drop(runtime);
+        let own = fs::read_to_string("/run/state/group").unwrap();
+        cleanup(&config).await.unwrap();
+        assert_eq!(run(&format!("find /sys/fs/cgroup -name {own} -type d")), "");
     });
 }
 

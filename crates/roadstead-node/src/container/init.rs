@@ -12,6 +12,7 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space}
 
 use super::process::{supervise, unshare, with_open_signals};
 use super::{Failure, Recipe, Trying, confine, root};
+use crate::cgroup::MEMBERS;
 
 /// Runs the command; returns its exit code. Says on `started` why it could not, or closes it.
 pub(super) fn main(recipe: &Recipe, outputs: [OwnedFd; 2], started: OwnedFd) -> i32 {
@@ -29,13 +30,14 @@ pub(super) fn main(recipe: &Recipe, outputs: [OwnedFd; 2], started: OwnedFd) -> 
 
 fn start(recipe: &Recipe, outputs: [OwnedFd; 2]) -> Result<Pid, Failure> {
     set_parent_process_death_signal(Some(Signal::KILL)).trying(|| "follow the monitor".into())?;
+    join_groups(recipe)?;
     if let Some(path) = &recipe.network {
         let network = File::open(path).trying(|| format!("open {}", path.display()))?;
         move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))
             .trying(|| "enter the pod's network".into())?;
     }
-    unshare(UnshareFlags::NEWNS | UnshareFlags::NEWUTS | UnshareFlags::NEWIPC)
-        .trying(|| "make namespaces".into())?;
+    let namespaces = UnshareFlags::NEWNS | UnshareFlags::NEWUTS | UnshareFlags::NEWIPC;
+    unshare(namespaces | UnshareFlags::NEWCGROUP).trying(|| "make namespaces".into())?;
     rustix::system::sethostname(recipe.hostname.as_bytes())
         .trying(|| "set the host name".into())?;
     set_kernel_parameters(recipe)?;
@@ -61,6 +63,17 @@ fn start(recipe: &Recipe, outputs: [OwnedFd; 2]) -> Result<Pid, Failure> {
     // Our own copies of the pipes went with the command's.
     let _ = rustix::stdio::dup2_stdout(null()?);
     Ok(Pid::from_child(&child))
+}
+
+/// From here on what we use is counted.
+fn join_groups(recipe: &Recipe) -> Result<(), Failure> {
+    for group in &recipe.groups {
+        // Zero is whoever writes it, whatever his number is here.
+        fs::write(group.join(MEMBERS), "0").trying(|| format!("join {}", group.display()))?;
+    }
+    // To be spared more than we are ourselves is a privilege, which we may not have.
+    let _ = fs::write("/proc/self/oom_score_adj", recipe.oom_score_adj.to_string());
+    Ok(())
 }
 
 /// They belong to the namespaces that we are in, whichever /proc we write to.

@@ -58,6 +58,11 @@ pub(crate) struct Recipe {
     pub(crate) confinement: Confinement,
     #[serde(default)]
     pub(crate) mounts: Vec<Mount>,
+    /// The directories of the groups that hold it to its limits.
+    #[serde(default)]
+    pub(crate) groups: Vec<PathBuf>,
+    #[serde(default)]
+    pub(crate) oom_score_adj: i32,
 }
 
 /// A directory of the node in a container.
@@ -123,6 +128,9 @@ pub(crate) struct Exited {
     pub(crate) id: String,
     pub(crate) code: i32,
     pub(crate) finished_at: Timestamp,
+    /// The kernel ended a process of it because its memory was used up.
+    #[serde(default)]
+    pub(crate) out_of_memory: bool,
 }
 
 /// What the monitor says to the agent about the start.

@@ -18,6 +18,7 @@ use super::{
     EXITED, Exited, Failure, Handshake, Identity, RUNNING, Recipe, Running, Trying, init,
     read_json, write_json,
 };
+use crate::cgroup::ran_out_of_memory;
 use std::os::fd::AsFd;
 
 /// Enough for a thread that copies a pipe, and for what the allocator keeps for each thread.
@@ -141,7 +142,13 @@ impl Launched {
         for copier in copiers {
             let _ = copier.join();
         }
-        let exited = Exited { id: self.recipe.id.clone(), code, finished_at: Timestamp::now() };
+        let out_of_memory = self.recipe.groups.iter().any(|group| ran_out_of_memory(group));
+        for group in &self.recipe.groups {
+            // If it does not work now, it goes with the pod.
+            let _ = fs::remove_dir(group);
+        }
+        let id = self.recipe.id.clone();
+        let exited = Exited { id, code, finished_at: Timestamp::now(), out_of_memory };
         write_json(&self.recipe.directory.join(EXITED), &exited)?;
         Ok(code)
     }

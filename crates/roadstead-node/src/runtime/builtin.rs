@@ -18,20 +18,21 @@ use tokio::{task, time};
 use tracing::{info, warn};
 
 use super::pidfd;
-use super::volume;
 use super::record::{Disk, NetworkRecord, PodRecord};
+use super::volume;
 use super::{
     ContainerOrder, Exit, PodName, PodNetwork, PodRuntime, RecoveredContainer, RecoveredPod,
     RecoveredState, StartError, StartedContainer, Stop,
 };
 use crate::addresses::AddressPool;
 use crate::applet::{MONITOR, SELECT};
+use crate::cgroup::Groups;
 use crate::config::{Config, NodeError};
 use crate::container::{EXITED, Exited, Handshake, RECIPE, RUNNING, Recipe, Running};
 use crate::container::{read_json, write_json};
 use crate::heal::{PodLink, Suspicion, Watcher};
-use crate::network::{Network, is_namespace, link_name};
 use crate::images;
+use crate::network::{Network, is_namespace, link_name};
 
 /// A container that was killed is gone within this time, unless the kernel is in trouble.
 const KILLED_WITHIN: Duration = Duration::from_secs(10);
@@ -48,6 +49,7 @@ pub struct BuiltinRuntime {
     host: IpAddr,
     executable: PathBuf,
     open_files: Option<u64>,
+    groups: Arc<Groups>,
     state: Mutex<State>,
     /// Held for writing while the network is compared with the state, for reading while both change.
     settled: RwLock<()>,
@@ -93,6 +95,8 @@ impl BuiltinRuntime {
             containers: HashMap::new(),
         };
         let records = disk.load();
+        let groups = Arc::new(Groups::take());
+        groups.retain(&records.iter().map(|record| record.pod.uid.as_str()).collect::<Vec<_>>());
         for uid in disk.stray_networks(&records) {
             network.remove_pod(&disk.network(&uid), &link_name(&uid)).await?;
         }
@@ -108,6 +112,7 @@ impl BuiltinRuntime {
             host: config.internal_ip,
             executable,
             open_files: config.open_files,
+            groups,
             state: Mutex::new(state),
             settled: RwLock::new(()),
             recovered,
@@ -173,8 +178,8 @@ impl BuiltinRuntime {
             let (reason, message) = images::refusal(&order.image, order.pull_policy.as_deref());
             return Err(StartError::Waiting { reason, message });
         };
-        let command = images::command_line(image, &order.command, &order.args)
-            .map_err(StartError::Failed)?;
+        let command =
+            images::command_line(image, &order.command, &order.args).map_err(StartError::Failed)?;
         let uid = &order.pod.uid;
         let network = self.state().addresses.contains_key(uid).then(|| self.disk.network(uid));
         Ok(Recipe {
@@ -190,6 +195,8 @@ impl BuiltinRuntime {
             files: order.files,
             open_files: self.open_files,
             confinement: order.confinement,
+            groups: Vec::new(),
+            oom_score_adj: 0,
             mounts: order.mounts.iter().map(|mount| self.disk.mount(uid, mount)).collect(),
         })
     }
@@ -213,6 +220,16 @@ impl BuiltinRuntime {
 impl PodRuntime for BuiltinRuntime {
     fn recovered(&self) -> Vec<RecoveredPod> {
         self.recovered.clone()
+    }
+
+    fn notes(&self) -> Vec<String> {
+        match self.groups.missing() {
+            missing if missing.is_empty() => vec![],
+            missing => vec![format!(
+                "This machine has no control groups for {}: what pods are limited to of it does not hold",
+                missing.join(", ")
+            )],
+        }
     }
 
     async fn maintain(&self) {
@@ -241,12 +258,17 @@ impl PodRuntime for BuiltinRuntime {
     async fn start(&self, order: ContainerOrder) -> Result<StartedContainer, StartError> {
         let key = (order.pod.uid.clone(), order.container.clone());
         let volumes = order.mounts.iter().map(|mount| mount.volume.clone()).collect::<Vec<_>>();
-        let recipe = self.recipe(order)?;
+        let (resources, groups) = (order.resources, self.groups.clone());
+        let uid = order.pod.uid.clone();
+        let mut recipe = self.recipe(order)?;
+        recipe.oom_score_adj = resources.oom_score_adj;
         let executable = self.executable.clone();
         let launched = task::spawn_blocking(move || {
             for (volume, mount) in volumes.iter().zip(&recipe.mounts) {
                 volume::prepare(volume, &mount.source)?;
             }
+            let made = groups.prepare(&uid, &recipe.id, &resources);
+            recipe.groups = made.map_err(|error| error.to_string())?;
             launch(&executable, &recipe)
         })
         .await;
@@ -277,6 +299,7 @@ impl PodRuntime for BuiltinRuntime {
 
     async fn remove_sandbox(&self, pod: &PodName) -> Result<(), NodeError> {
         self.kill(&pod.uid).await;
+        self.groups.remove_pod(&pod.uid);
         let _changing = self.settled.read().await;
         self.network.remove_pod(&self.disk.network(&pod.uid), &link_name(&pod.uid)).await?;
         self.save(pod, NetworkRecord::Removed)?;
@@ -387,14 +410,20 @@ impl Container {
 fn read_exit(directory: &Path, running: &Running) -> Exit {
     let written = read_json::<Exited>(&directory.join(EXITED)).ok();
     let written = written.filter(|exited| exited.id == running.id);
+    let out_of_memory = written.as_ref().is_some_and(|exited| exited.out_of_memory);
     let (code, finished_at, message) = match written {
         Some(exited) => (exited.code, exited.finished_at, None),
         None => (137, Timestamp::now(), Some("the container's monitor was killed".into())),
     };
+    let reason = match code {
+        _ if out_of_memory => "OOMKilled",
+        0 => "Completed",
+        _ => "Error",
+    };
     Exit {
         id: running.id.clone(),
         code,
-        reason: if code == 0 { "Completed" } else { "Error" }.into(),
+        reason: reason.into(),
         message,
         started_at: running.started_at,
         finished_at,
@@ -443,6 +472,7 @@ pub async fn cleanup(config: &Config) -> Result<Removed, NodeError> {
         let runtime = BuiltinRuntime::take_over(config, PathBuf::new()).await?;
         pods = runtime.recovered.len();
         try_join_all(runtime.recovered.iter().map(|found| runtime.remove(&found.pod))).await?;
+        runtime.groups.remove_all();
         let removed = runtime.disk.remove_all();
         removed.map_err(|source| NodeError::State { path: config.state_dir.clone(), source })?;
     }

@@ -14,6 +14,7 @@ use std::net::IpAddr;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+pub use crate::cgroup::limits::{Limits, Resources};
 use crate::config::NodeError;
 pub use crate::facts::Exit;
 pub use crate::security::Confinement;
@@ -23,6 +24,11 @@ pub use crate::volumes::{EmptyDirectory, Medium, VolumeMount};
 pub trait PodRuntime: Send + Sync + 'static {
     /// Returns what was already there when the runtime began.
     fn recovered(&self) -> Vec<RecoveredPod>;
+
+    /// Returns what the operator should know about this machine, in sentences.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
 
     /// Keeps what was made as it should be, for as long as it is polled.
     fn maintain(&self) -> impl Future<Output = ()> + Send {
@@ -109,6 +115,8 @@ pub struct ContainerOrder {
     pub files: BTreeMap<String, String>,
     /// What its processes may do.
     pub confinement: Confinement,
+    /// How much of the machine it may use.
+    pub resources: Resources,
     /// The volumes that it sees.
     pub mounts: Vec<VolumeMount>,
     /// How often the container ran before.

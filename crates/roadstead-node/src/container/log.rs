@@ -3,9 +3,12 @@
 //! The tag is `F` for a full line and `P` for a part of one that is longer than our buffer.
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Read;
+use std::sync::{Mutex, PoisonError};
 
 use jiff::Timestamp;
+
+use super::log_file::LogFile;
 
 const LONGEST: usize = 16 * 1024;
 
@@ -19,21 +22,25 @@ pub(super) enum Stream {
 /// Copies a pipe into the log until it ends.
 ///
 /// Each line is written in one piece, so that two streams can share the file.
-pub(super) fn copy(stream: Stream, mut pipe: File, mut log: File) {
+pub(super) fn copy(stream: Stream, mut pipe: File, log: &Mutex<LogFile>) {
     let mut lines = Lines::default();
-    let mut buffer = vec![0; 4096];
+    let mut buffer = vec![0; LONGEST];
+    let write = |text: &[u8], now| {
+        log.lock().unwrap_or_else(PoisonError::into_inner).write(text, now);
+    };
     loop {
         match pipe.read(&mut buffer) {
             Ok(0) => break,
             Ok(count) => {
-                let out = lines.push(stream, &buffer[..count], Timestamp::now());
-                let _ = log.write_all(&out);
+                let now = Timestamp::now();
+                write(&lines.push(stream, &buffer[..count], now), now);
             }
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
             Err(_) => break,
         }
     }
-    let _ = log.write_all(&lines.finish(stream, Timestamp::now()));
+    let now = Timestamp::now();
+    write(&lines.finish(stream, now), now);
 }
 
 /// The beginning of a line whose end has not come yet.

@@ -10,6 +10,7 @@ mod confine;
 mod init;
 mod kernel_paths;
 mod log;
+mod log_file;
 pub(crate) mod monitor;
 mod process;
 mod root;

@@ -5,6 +5,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process;
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use jiff::Timestamp;
@@ -13,6 +14,7 @@ use rustix::process::{Pid, Resource, getrlimit, setrlimit};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
 use super::log::{self, Stream};
+use super::log_file::LogFile;
 use super::process::{Side, block_signals, fork, supervise, unshare};
 use super::{
     EXITED, Exited, Failure, Handshake, Identity, RUNNING, Recipe, Running, Trying, init,
@@ -50,7 +52,7 @@ struct Launched {
     recipe: Recipe,
     init: Pid,
     outputs: [(Stream, OwnedFd); 2],
-    log: File,
+    log: Arc<Mutex<LogFile>>,
 }
 
 fn launch(path: &Path) -> Result<Launched, String> {
@@ -73,7 +75,8 @@ fn split(recipe: Recipe) -> Result<(Launched, OwnedFd), Failure> {
     // A terminal's Ctrl-C is for the agent, not for its containers.
     let _ = rustix::process::setsid();
     limit_files(recipe.open_files);
-    let log = open_log(&recipe.log)?;
+    let log = LogFile::open(&recipe.log, recipe.restarts)
+        .trying(|| format!("open the log {}", recipe.log.display()))?;
     let pipe = || pipe_with(PipeFlags::CLOEXEC).trying(|| "make a pipe".into());
     let ((stdout, stdout_end), (stderr, stderr_end), (started, started_end)) =
         (pipe()?, pipe()?, pipe()?);
@@ -90,6 +93,7 @@ fn split(recipe: Recipe) -> Result<(Launched, OwnedFd), Failure> {
             move_into_link_name_space(own.as_fd(), Some(LinkNameSpaceType::ProcessID))
                 .trying(|| "return to the process namespace".into())?;
             let outputs = [(Stream::Stdout, stdout), (Stream::Stderr, stderr)];
+            let log = Arc::new(Mutex::new(log));
             Ok((Launched { recipe, init, outputs, log }, started))
         }
     }
@@ -104,14 +108,6 @@ fn limit_files(open_files: Option<u64>) {
         // To make it lower is always allowed.
         let _ = setrlimit(Resource::Nofile, limit);
     }
-}
-
-fn open_log(path: &Path) -> Result<File, Failure> {
-    if let Some(parent) = path.parent() {
-        fs::create_dir_all(parent).trying(|| format!("make {}", parent.display()))?;
-    }
-    let options = OpenOptions::new().create(true).append(true).open(path);
-    options.trying(|| format!("open the log {}", path.display()))
 }
 
 impl Launched {
@@ -133,8 +129,8 @@ impl Launched {
     fn watch(self) -> io::Result<i32> {
         let mut copiers = Vec::new();
         for (stream, pipe) in self.outputs {
-            let log = self.log.try_clone()?;
-            let copy = move || log::copy(stream, File::from(pipe), log);
+            let log = self.log.clone();
+            let copy = move || log::copy(stream, File::from(pipe), &log);
             copiers.push(thread::Builder::new().stack_size(SMALL_STACK).spawn(copy)?);
         }
         let code = supervise(self.init)?;

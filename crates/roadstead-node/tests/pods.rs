@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use roadstead_node::config::{Config, DEFAULT_BRIDGE};
 use roadstead_node::runtime::builtin::{BuiltinRuntime, cleanup};
 use roadstead_node::runtime::{
-    Confinement, ContainerOrder, EmptyDirectory, Medium, PodName, PodNetwork, PodRuntime, Resources, RecoveredState, StartError,
-    Stop, VolumeMount,
+    Confinement, ContainerOrder, EmptyDirectory, Medium, PodName, PodNetwork, PodRuntime,
+    RecoveredState, Resources, StartError, Stop, VolumeMount,
 };
 use roadstead_testkit::netns::{laboratory, run, try_run};
 
@@ -136,7 +136,8 @@ fn programs_do_not_get_the_agents_limit_of_files() {
         let limits = fs::read_to_string(format!("/proc/{}/limits", pid("one", "init"))).unwrap();
         let files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
         assert_eq!(files.split_whitespace().nth(3), Some("77"), "{files}");
-        runtime.remove(&name("one")).await.unwrap();
+        drop(runtime);
+        cleanup(&config).await.unwrap();
     });
 }
 
@@ -262,8 +263,9 @@ fn a_container_writes_to_nothing_of_the_node() {
         }
         let root = format!("/proc/{}/root", pid(&value, "init"));
         for path in ["proc/keys", "proc/timer_list", "proc/interrupts", "proc/kcore"] {
-            let read = run(&format!("head -c 9 {root}/{path}"));
-            assert_eq!(read, "", "{path}");
+            if Path::new("/").join(path).exists() {
+                assert_eq!(run(&format!("head -c 9 {root}/{path}")), "", "{path}");
+            }
         }
         drop(runtime);
         cleanup(&config).await.unwrap();
@@ -298,7 +300,7 @@ fn a_container_runs_as_the_user_it_asks_for_or_not_at_all() {
             (false, result) => {
                 eprintln!("this laboratory has no other users: only the refusal is tested");
                 let refusal = result.unwrap_err().to_string();
-                assert!(refusal.contains("cannot become user 1000"), "{refusal}");
+                assert!(refusal.contains("user 1000"), "{refusal}");
             }
         }
         drop(runtime);
@@ -313,11 +315,12 @@ fn containers_of_a_pod_share_its_empty_directories() {
         fetch(start(&runtime, "one", &[]).await, "/");
         for medium in [Medium::Disk, Medium::Memory { size: Some(1 << 20) }] {
             let name_of = |medium| if medium == Medium::Disk { "disk" } else { "memory" };
-            let volume =
-                EmptyDirectory { name: name_of(medium).into(), medium, group: None };
+            let volume = EmptyDirectory { name: name_of(medium).into(), medium, group: None };
             let write = async |path: &str, at: &str, read_only: bool| {
-                let mut order = order("one", "writer", &["curl", "-s", "-o", path, "127.0.0.1:8080"]);
-                order.mounts = vec![VolumeMount { volume: volume.clone(), path: at.into(), read_only }];
+                let mut order =
+                    order("one", "writer", &["curl", "-s", "-o", path, "127.0.0.1:8080"]);
+                order.mounts =
+                    vec![VolumeMount { volume: volume.clone(), path: at.into(), read_only }];
                 order.confinement.read_only_root = true;
                 runtime.start(order).await.unwrap();
                 runtime.wait(&name("one"), "writer").await.code
@@ -367,7 +370,8 @@ fn limits_hold() {
         let group = |controller: &str| {
             let groups = fs::read_to_string(format!("/proc/{init}/cgroup")).unwrap();
             let mut lines = groups.lines().map(|line| line.split(':').collect::<Vec<_>>());
-            let own = lines.find(|line| line[1].split(',').any(|one| one == controller) || line[1].is_empty());
+            let own = lines
+                .find(|line| line[1].split(',').any(|one| one == controller) || line[1].is_empty());
             let mounts = fs::read_to_string("/proc/mounts").unwrap();
             let mount = mounts.lines().find(|line| {
                 let fields: Vec<_> = line.split(' ').collect();
@@ -376,15 +380,21 @@ fn limits_hold() {
             let mount = mount.map_or("/sys/fs/cgroup", |line| line.split(' ').nth(1).unwrap());
             format!("{mount}{}", own.unwrap()[2])
         };
-        let read = |controller: &str, files: &str| run(&format!("cd {} && cat {files}", group(controller)));
-        assert_eq!(read("memory", "memory.limit_in_bytes memory.max 2>/dev/null || true"), "67108864");
+        let read = |controller: &str, files: &str| {
+            run(&format!("cd {} && cat {files}", group(controller)))
+        };
+        assert_eq!(
+            read("memory", "memory.limit_in_bytes memory.max 2>/dev/null || true"),
+            "67108864"
+        );
         assert_eq!(read("cpu", "cpu.cfs_quota_us cpu.max 2>/dev/null | cut -d' ' -f1"), "25000");
         assert_eq!(read("pids", "pids.max ../pids.max"), "7\n70");
 
         // One that wants more memory than it may have, and one that is told to end.
         let address = start(&runtime, "big", &[]).await;
         fetch(address, "/");
-        let mut greedy = order("big", "greedy", &["curl", "-s", "-o", "/dev/null", "127.0.0.1:8080"]);
+        let mut greedy =
+            order("big", "greedy", &["curl", "-s", "-o", "/dev/null", "127.0.0.1:8080"]);
         greedy.resources.of_container.memory = Some(256 << 10);
         match runtime.start(greedy).await {
             Ok(_) => {
@@ -398,7 +408,7 @@ fn limits_hold() {
         assert!(!groups.is_empty());
         runtime.remove(&name("big")).await.unwrap();
         drop(runtime);
-        let own = fs::read_to_string("/run/state/group").unwrap();
+        let own = format!("roadstead-{}", run("stat -Lc %i /proc/self/ns/net"));
         cleanup(&config).await.unwrap();
         assert_eq!(run(&format!("find /sys/fs/cgroup -name {own} -type d")), "");
     });
@@ -514,7 +524,9 @@ fn the_pod_network_heals() {
             format!("ip link set {link} down"),
         ];
         let whole = || {
-            try_run("ip route get 10.96.0.1 | grep -q 'dev roadstead0 src 10.244.0.1'").status.success()
+            try_run("ip route get 10.96.0.1 | grep -q 'dev roadstead0 src 10.244.0.1'")
+                .status
+                .success()
                 && [address, two].iter().all(|address| {
                     let curl = format!("curl -s -m 0.3 http://{address}:8080/");
                     try_run(&curl).status.success()

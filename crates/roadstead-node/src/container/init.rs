@@ -45,7 +45,8 @@ fn start(recipe: &Recipe, outputs: [OwnedFd; 2]) -> Result<Pid, Failure> {
     for output in &outputs {
         // So that /dev/stdout can be opened by whoever the command runs as.
         let user = Uid::from_raw(recipe.confinement.user);
-        fchown(output, Some(user), None).trying(|| "hand the output over".into())?;
+        fchown(output, Some(user), None)
+            .trying(|| format!("hand the output to user {}", recipe.confinement.user))?;
     }
     confine::enter(&recipe.confinement)?;
     let [stdout, stderr] = outputs;

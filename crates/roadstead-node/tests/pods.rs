@@ -415,6 +415,22 @@ fn limits_hold() {
 }
 
 #[test]
+fn a_container_gets_no_file_that_somebody_left_open() {
+    in_laboratory(async |config| {
+        // As a shell does it with `exec 5</`.
+        let flags = rustix::fs::OFlags::RDONLY;
+        let leak = rustix::fs::open("/", flags, rustix::fs::Mode::empty()).unwrap();
+        let runtime = BuiltinRuntime::start(&config, executable()).await.unwrap();
+        start(&runtime, "one", &["sleep", "infinity"]).await;
+        let init = pid("one", "init");
+        let child = fs::read_to_string(format!("/proc/{init}/task/{init}/children")).unwrap();
+        assert_eq!(run(&format!("ls /proc/{}/fd", child.trim())), "0\n1\n2");
+        drop((leak, runtime));
+        cleanup(&config).await.unwrap();
+    });
+}
+
+#[test]
 fn a_read_only_root_is_read_only() {
     in_laboratory(async |config| {
         let runtime = BuiltinRuntime::start(&config, executable()).await.unwrap();

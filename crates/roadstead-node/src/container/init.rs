@@ -10,7 +10,7 @@ use rustix::fs::fchown;
 use rustix::process::{Pid, Signal, Uid, set_parent_process_death_signal};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
-use super::process::{supervise, unshare, with_open_signals};
+use super::process::{keep_files_to_ourselves, supervise, unshare, with_open_signals};
 use super::{Failure, Recipe, Trying, confine, root};
 use crate::cgroup::MEMBERS;
 
@@ -48,6 +48,7 @@ fn start(recipe: &Recipe, outputs: [OwnedFd; 2]) -> Result<Pid, Failure> {
         fchown(output, Some(user), None)
             .trying(|| format!("hand the output to user {}", recipe.confinement.user))?;
     }
+    keep_files_to_ourselves().trying(|| "keep our files to ourselves".into())?;
     confine::enter(&recipe.confinement)?;
     let [stdout, stderr] = outputs;
     let (program, arguments) = recipe.command.split_first().expect("made by command_line");

@@ -61,6 +61,16 @@ pub(super) fn with_open_signals(command: &mut Command) -> &mut Command {
     unsafe { command.pre_exec(open) }
 }
 
+/// Keeps every file that this process has open, but for the three standard ones, from what it
+/// starts: whoever started the agent may have left it a directory, and that would be a way out.
+pub(super) fn keep_files_to_ourselves() -> io::Result<()> {
+    // SAFETY: the call changes a flag of descriptors and nothing else.
+    let result = unsafe {
+        libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC)
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Lets a program judge all system calls that this thread and what it starts will make.
 ///
 /// Unlike the function of `seccompiler` it leaves alone whether new privileges are forbidden.

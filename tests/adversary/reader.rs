@@ -23,7 +23,10 @@ const LIMIT: Duration = Duration::from_millis(750);
 
 const MAPS: &str = "GET /api/v1/configmaps";
 
-fn forms() -> Vec<(&'static str, &'static str, Vec<(&'static str, &'static str)>)> {
+/// What a form is called, the request, and its headers.
+type Form = (&'static str, &'static str, Vec<(&'static str, &'static str)>);
+
+fn forms() -> Vec<Form> {
     let table = "application/json;as=Table;v=v1;g=meta.k8s.io";
     let metadata = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io";
     vec![

@@ -99,6 +99,21 @@ impl Roadstead {
         self.wait_until_ready();
     }
 
+    /// Ends it without warning.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Starts it once more, with the same files and one more flag, this time only.
+    pub fn start_with(&mut self, flag: &str) {
+        self.stop();
+        let mut arguments = self.arguments.clone();
+        arguments.push(flag.to_owned());
+        self.child = Self::launch(&self.directory, &arguments);
+        self.wait_until_ready();
+    }
+
     fn launch(directory: &tempfile::TempDir, arguments: &[String]) -> Child {
         let log = fs::File::create(directory.path().join("log")).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_roadstead"));

@@ -283,6 +283,8 @@ impl From<StoreError> for ApiError {
             }
             StoreError::Future { asked, newest } => Self::too_large_version(asked.0, newest.0),
             conflict @ StoreError::Conflict { .. } => Self::internal(conflict.to_string()),
+            // Upstream gives no reason either.
+            full @ StoreError::Full { .. } => Self::untyped(full.to_string()),
             // As Kubernetes answers when etcd is out of space. Clients retry 503 until they are tired.
             failed @ StoreError::ReadOnly { .. } => Self::internal(failed.to_string()),
         }

@@ -5,6 +5,7 @@
 
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Response, StatusCode};
+use roadstead_store::store::Store;
 
 use crate::api::Api;
 use crate::http::{Body, respond};
@@ -24,7 +25,11 @@ pub fn answer(
         "livez" => None,
         _ => api.store.failure().map(|failure| failure.to_string()),
     };
-    let checks = [("ping", None), ("etcd", stored)];
+    let damaged = match endpoint {
+        "livez" => None,
+        _ => damage(&api.store),
+    };
+    let checks = [("ping", None), ("etcd", stored), ("storage-scrub", damaged)];
     let (code, text) = match check {
         [] => {
             let verbose = Query::parse(query).has("verbose");
@@ -42,6 +47,14 @@ pub fn answer(
     let media_type = HeaderValue::from_static("text/plain; charset=utf-8");
     response.headers_mut().insert(CONTENT_TYPE, media_type);
     Some(response)
+}
+
+/// What is damaged on disk, in a few words; all of it is in the log.
+fn damage(store: &Store) -> Option<String> {
+    let damage = store.damage();
+    let first = damage.first()?;
+    let count = damage.len();
+    Some(format!("{count} damaged on disk: {first}; save a snapshot now, and restore it elsewhere"))
 }
 
 fn summary(

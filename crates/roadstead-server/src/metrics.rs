@@ -178,6 +178,27 @@ impl Metrics {
         out.push_str("# HELP apiserver_storage_size_bytes The size of all objects.\n");
         out.push_str("# TYPE apiserver_storage_size_bytes gauge\n");
         let _ = writeln!(out, "apiserver_storage_size_bytes {bytes}");
+        let (used, quota) = api.store.usage();
+        for (name, help, number) in [
+            ("roadstead_store_used_bytes", "What all objects take of the quota.", used),
+            (
+                "roadstead_store_quota_bytes",
+                "What all objects may take; 0: any.",
+                quota.unwrap_or(0),
+            ),
+            (
+                "roadstead_store_damaged",
+                "Damage that the last reading of the disk found.",
+                api.store.damage().len() as u64,
+            ),
+            (
+                "roadstead_store_read_only",
+                "Whether writes are refused because the disk failed.",
+                u64::from(api.store.failure().is_some()),
+            ),
+        ] {
+            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge\n{name} {number}");
+        }
         let _ = writeln!(out, "# EOF");
         out
     }

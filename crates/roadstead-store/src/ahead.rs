@@ -3,25 +3,33 @@
 //!
 //! There are two files. One is written to until it is long enough and the tables hold everything
 //! that is in the other; then they change places. After a crash, what the tables lack is in them.
+//! A third file, the mark, says how far writes were acknowledged.
 
 use std::error::Error;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use redb::StorageBackend;
 use redb::backends::FileBackend;
+use tracing::warn;
 
-use self::file::LogFile;
-use self::settle::Settler;
+use self::examine::{Evidence, file_of};
+use self::file::{LogFile, Reading};
+use self::mark::{Mark, MarkFile};
+use self::settle::{Begin, Settler};
+use crate::damage::Damage;
 use crate::disk::Disk;
 use crate::entry::Revision;
-use crate::error::OpenError;
-use crate::journal::{Contents, Group, Journal};
+use crate::journal::{Group, Journal};
+use crate::linked::Linked;
 use crate::plan::Plan;
 
+mod examine;
 mod file;
+mod mark;
 mod record;
 mod settle;
 
@@ -30,100 +38,266 @@ pub(crate) use self::settle::Pace;
 /// Room for a group that is kept for the next one.
 const LARGE: usize = 1 << 20;
 
+/// Where the files of the log before some tables are: two of the log, and the mark.
+pub(crate) fn paths(tables: &Path) -> [PathBuf; 3] {
+    ["ahead0", "ahead1", "mark"].map(|extension| tables.with_extension(extension))
+}
+
+/// The files of a log, opened; `None` stands for one that is not there.
+pub(crate) struct Files {
+    pub(crate) paths: [PathBuf; 3],
+    pub(crate) backends: [Option<Box<dyn StorageBackend>>; 3],
+}
+
+impl Files {
+    /// Opens what there is.
+    pub(crate) fn open(tables: &Path) -> io::Result<Self> {
+        let paths = paths(tables);
+        let open = |path: &Path| match backend(path, false) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            opened => opened.map(Some),
+        };
+        let [one, other, mark] = &paths;
+        let backends = [open(one)?, open(other)?, open(mark)?];
+        Ok(Self { paths, backends })
+    }
+
+    /// Makes what is not there yet.
+    fn complete(self) -> io::Result<[Box<dyn StorageBackend>; 3]> {
+        let [one, other, mark] = self.backends;
+        let [first, second, third] = &self.paths;
+        let make = |there: Option<Box<dyn StorageBackend>>, path: &Path| match there {
+            Some(there) => Ok(there),
+            None => backend(path, true),
+        };
+        Ok([make(one, first)?, make(other, second)?, make(mark, third)?])
+    }
+}
+
+/// What the log of some tables holds.
+pub(crate) struct Found {
+    /// `None` if one of the files is missing.
+    logs: Option<([Reading; 2], MarkFile)>,
+    /// What is not as it was written.
+    pub(crate) damage: Vec<Damage>,
+    /// What the tables lack.
+    pub(crate) rest: Vec<Group>,
+    /// Everything up to and including this revision was acknowledged.
+    pub(crate) proven: Revision,
+}
+
+/// Reads the log of tables that know of its use `using`, and hold everything up to `settled`.
+pub(crate) fn read(files: Files, store: u64, using: u64, settled: Revision) -> io::Result<Found> {
+    let Files { paths, backends: [one, other, mark] } = files;
+    let read = |backend: Option<Box<dyn StorageBackend>>| {
+        backend.map(|backend| Reading::new(backend, store)).transpose()
+    };
+    let (one, other) = (read(one)?, read(other)?);
+    let mark = match mark {
+        Some(backend) => MarkFile::read(backend, store)?,
+        None => Err("it is missing"),
+    };
+    let evidence = Evidence {
+        paths: &paths,
+        logs: [one.as_ref(), other.as_ref()],
+        mark: mark.as_ref().map(|file| file.mark).map_err(|why| *why),
+        using,
+        settled,
+    };
+    let verdict = evidence.examine();
+    if verdict.damage.is_empty() {
+        for (path, at) in &verdict.torn {
+            let path = path.display();
+            warn!(%path, at, "the last write was not complete when the server ended, and never acknowledged: dropped");
+        }
+    }
+    let logs = match (one, other, mark) {
+        (Some(one), Some(other), Ok(mark)) => Some(([one, other], mark)),
+        _ => None,
+    };
+    let (damage, rest, proven) = (verdict.damage, verdict.rest, verdict.proven);
+    Ok(Found { logs, damage, rest, proven })
+}
+
+/// What a log of the time before marks holds that its tables lack. In words what is missing.
+pub(crate) fn read_old(
+    files: Files,
+    store: u64,
+    settled: Revision,
+) -> io::Result<Result<Vec<Group>, String>> {
+    let Files { paths, backends: [one, other, _] } = files;
+    let mut rest = Vec::new();
+    for (path, backend) in paths.iter().zip([one, other]) {
+        let Some(backend) = backend else { continue };
+        let reading = Reading::new(backend, store)?;
+        match reading.header {
+            Err(why) if why != "it is empty" => {
+                let path = path.display();
+                warn!(%path, "this log is not read: {why}");
+            }
+            _ if reading.is_old() => {
+                let records = reading.scan.records.into_iter().map(|record| record.group);
+                rest.extend(records.filter(|group| group.last() > settled));
+            }
+            _ => {}
+        }
+    }
+    rest.sort_by_key(Group::last);
+    let changes = rest.iter().flat_map(|group| &group.changes);
+    for (next, change) in (settled.0 + 1..).zip(changes) {
+        if change.revision.0 != next {
+            let found = change.revision;
+            return Ok(Err(format!("the write-ahead log lacks revision {next}, but has {found}")));
+        }
+    }
+    Ok(Ok(rest))
+}
+
 /// The log in front of the tables.
 #[derive(Debug)]
 pub(crate) struct Ahead {
     files: [LogFile; 2],
+    mark: MarkFile,
     active: usize,
     buffer: Vec<u8>,
     settler: Settler,
     turn: u64,
+    disk: Arc<Disk>,
+    linked: Option<Arc<Linked>>,
 }
 
 impl Ahead {
-    /// Opens the log beside the tables at `path`, or makes it, and adds to `contents` what only the
-    /// log holds.
-    pub(crate) fn open(
-        disk: Disk,
-        contents: &mut Contents,
-        path: &Path,
-    ) -> Result<Self, OpenError> {
-        let paths = ["ahead0", "ahead1"].map(|extension| path.with_extension(extension));
-        let open = || {
-            let backends = [backend(&paths[0])?, backend(&paths[1])?];
-            let directory = path.parent().unwrap_or(Path::new("."));
-            File::open(directory)?.sync_all()?;
-            Self::over(disk, contents, backends, Pace::default())
-        };
-        open().map_err(|source| match source.kind() {
-            io::ErrorKind::InvalidData => {
-                OpenError::Corrupt { path: path.to_owned(), why: source.to_string() }
-            }
-            _ => OpenError::File { path: path.with_extension("ahead*"), source },
-        })
-    }
-
-    /// Puts a log in front of tables that hold `contents`.
-    pub(crate) fn over(
-        disk: Disk,
-        contents: &mut Contents,
-        backends: [Box<dyn StorageBackend>; 2],
+    /// Puts a new log in front of tables that have none.
+    pub(crate) fn create(
+        files: Files,
+        disk: Arc<Disk>,
+        settled: Revision,
         pace: Pace,
     ) -> io::Result<Self> {
-        let settled = contents.revision();
-        let [one, other] = backends;
-        let (one, first) = LogFile::open(one, disk.number())?;
-        let (other, second) = LogFile::open(other, disk.number())?;
-        let files = [one, other];
-        let rest = unsettled(settled, first.into_iter().chain(second))?;
-        if !rest.is_empty() {
+        let directory = files.paths[0].parent().map(Path::to_owned);
+        let [one, other, mark] = files.complete()?;
+        let store = disk.number();
+        let mut files =
+            [Reading::new(one, store)?.unused(store), Reading::new(other, store)?.unused(store)];
+        // The first use is of the second file, which stays empty; then both have a header.
+        files[file_of(1)].begin(1, settled)?;
+        files[file_of(2)].begin(2, settled)?;
+        let mark = MarkFile::create(
+            mark,
+            store,
+            Mark { using: 2, turning: false, acknowledged: settled },
+        )?;
+        if let Some(directory) = directory.filter(|directory| directory.exists()) {
+            File::open(directory)?.sync_all()?;
+        }
+        // Only now may the tables insist on it.
+        disk.note_use(2).map_err(io::Error::other)?;
+        Self::start(files, mark, disk, (settled, Vec::new()), pace)
+    }
+
+    /// Goes on with a log that is not damaged, in front of tables that hold everything up to
+    /// `settled`.
+    pub(crate) fn go_on(
+        found: Found,
+        disk: Arc<Disk>,
+        settled: Revision,
+        pace: Pace,
+    ) -> io::Result<Self> {
+        let Some((readings, mut mark)) = found.logs else {
+            return Err(io::Error::other("a log that is damaged cannot be used"));
+        };
+        let store = disk.number();
+        let go_on = |reading: Reading| match reading.header {
+            Ok(header) => reading.go_on(header),
+            Err(_) => Ok(reading.unused(store)),
+        };
+        let [one, other] = readings;
+        let files = [go_on(one)?, go_on(other)?];
+        if !found.rest.is_empty() {
             // The process may have ended before they were synced, and from now on they can be seen.
             files.iter().try_for_each(LogFile::sync)?;
         }
-        contents.redo(&rest);
-        let active = usize::from(files[1].last() > files[0].last());
-        let settler = Settler::start(disk, settled, rest, pace)?;
-        Ok(Self { files, active, buffer: Vec::new(), settler, turn: pace.turn })
+        let acknowledged = found.rest.last().map_or(settled, Group::last);
+        let using = files.iter().map(LogFile::using).max().unwrap_or_default();
+        mark.note(Mark { using, turning: false, acknowledged })?;
+        mark.sync()?;
+        Self::start(files, mark, disk, (settled, found.rest), pace)
+    }
+
+    fn start(
+        files: [LogFile; 2],
+        mark: MarkFile,
+        disk: Arc<Disk>,
+        (settled, rest): (Revision, Vec<Group>),
+        pace: Pace,
+    ) -> io::Result<Self> {
+        let active = file_of(mark.mark.using);
+        let begin = Begin { settled, using: mark.mark.using, rest };
+        let settler = Settler::start(disk.clone(), begin, pace)?;
+        let (buffer, turn) = (Vec::new(), pace.turn);
+        Ok(Self { files, mark, active, buffer, settler, turn, disk, linked: None })
+    }
+
+    /// From now on nothing is acknowledged when the files are not where they were.
+    pub(crate) fn watch_over(&mut self, tables: &Path) -> io::Result<()> {
+        let all = paths(tables).into_iter().chain([tables.to_owned()]);
+        self.linked = Some(Arc::new(Linked::new(all)?));
+        Ok(())
+    }
+
+    pub(crate) fn linked(&self) -> Option<Arc<Linked>> {
+        self.linked.clone()
+    }
+
+    /// The tables behind it.
+    pub(crate) fn disk(&self) -> Arc<Disk> {
+        self.disk.clone()
+    }
+
+    /// Goes on in the other file. Nothing is written to it before the mark says so.
+    fn turn(&mut self) -> io::Result<()> {
+        let Mark { using, acknowledged, .. } = self.mark.mark;
+        let using = using + 1;
+        self.mark.note(Mark { using, turning: true, acknowledged })?;
+        self.mark.sync()?;
+        self.active = file_of(using);
+        self.files[self.active].begin(using, acknowledged)?;
+        self.mark.note(Mark { using, turning: false, acknowledged })?;
+        self.mark.sync()?;
+        self.settler.use_log(using);
+        Ok(())
     }
 }
 
 impl Journal for Ahead {
     fn write(&mut self, plan: &Plan) -> Result<(), Box<dyn Error + Send + Sync>> {
         self.settler.check()?;
-        let other = 1 - self.active;
         let long = self.files[self.active].size() >= self.turn;
-        if long && self.files[other].last() <= self.settler.settled() {
-            self.files[other].begin()?;
-            self.active = other;
+        if long && self.files[1 - self.active].last() <= self.settler.settled() {
+            self.turn()?;
         }
         let group = Group::of(plan);
         self.files[self.active].append(&mut self.buffer, &group)?;
+        self.linked.as_ref().map_or(Ok(()), |linked| linked.check())?;
+        self.mark.note(Mark { acknowledged: group.last(), ..self.mark.mark })?;
         self.buffer.shrink_to(LARGE);
         self.settler.hand_over(group);
         Ok(())
     }
 }
 
-/// What the tables do not hold yet. Later writes without the ones before them are damage.
-fn unsettled(settled: Revision, groups: impl Iterator<Item = Group>) -> io::Result<Vec<Group>> {
-    let mut rest: Vec<_> = groups.filter(|group| group.last() > settled).collect();
-    rest.sort_by_key(Group::last);
-    let changes = rest.iter().flat_map(|group| &group.changes);
-    for (next, change) in (settled.0 + 1..).zip(changes) {
-        if change.revision.0 != next {
-            let found = change.revision;
-            let why = format!("the write-ahead log lacks revision {next}, but has {found}");
-            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
-        }
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        // Whoever opens the store next knows that nothing is missing, even after a power cut.
+        let _ = self.mark.sync();
     }
-    Ok(rest)
 }
 
-/// Opens the file of a log, or makes it.
-fn backend(path: &Path) -> io::Result<Box<dyn StorageBackend>> {
+/// Opens a file of a log, or makes it.
+fn backend(path: &Path, create: bool) -> io::Result<Box<dyn StorageBackend>> {
     let mut options = File::options();
     let file =
-        options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
+        options.read(true).write(true).create(create).truncate(false).mode(0o600).open(path)?;
     Ok(Box::new(FileBackend::new(file).map_err(io::Error::other)?))
 }
 

@@ -6,13 +6,14 @@
 //! cannot get there, nothing of the group has happened as far as anyone can tell.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::JoinHandle;
 use std::{io, thread};
 
 use jiff::Timestamp;
 use tokio::sync::{mpsc, oneshot};
-use tracing::error;
+use tracing::{error, info, warn};
 
 use crate::entry::{Millis, Revision};
 use crate::error::StoreError;
@@ -30,11 +31,13 @@ pub(crate) struct View {
     state: RwLock<State>,
     /// Why nothing can be written any more.
     failure: OnceLock<StoreError>,
+    /// Whether somebody has been refused for want of room.
+    full: AtomicBool,
 }
 
 impl View {
     pub(crate) fn new(state: State) -> Arc<Self> {
-        Arc::new(Self { state: RwLock::new(state), failure: OnceLock::new() })
+        Arc::new(Self { state: RwLock::new(state), failure: OnceLock::new(), full: false.into() })
     }
 
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, State> {
@@ -60,11 +63,27 @@ impl View {
         Ok(revision)
     }
 
+    /// Says when there is no room any more, and when there is again.
+    fn notice(&self, outcomes: &[Result<Revision, StoreError>], plan: &Plan) {
+        let full = outcomes.iter().find_map(|outcome| match outcome {
+            Err(full @ StoreError::Full { .. }) => Some(full),
+            _ => None,
+        });
+        if let Some(full) = full {
+            if !self.full.swap(true, Ordering::Relaxed) {
+                warn!("nothing can be created any more: {full}");
+            }
+        } else if self.full.load(Ordering::Relaxed) && plan.creates() {
+            self.full.store(false, Ordering::Relaxed);
+            info!("there is room for new objects again");
+        }
+    }
+
     pub(crate) fn failure(&self) -> Option<StoreError> {
         self.failure.get().cloned()
     }
 
-    fn fail(&self, cause: &str) -> StoreError {
+    pub(crate) fn fail(&self, cause: &str) -> StoreError {
         let failure = StoreError::ReadOnly { since: Timestamp::now(), cause: cause.into() };
         let failure = self.failure.get_or_init(|| failure);
         error!(error = %failure, "writes are refused from now on, reads go on; restart when the cause is gone");
@@ -159,6 +178,7 @@ fn carry_out(
         state.age(&mut plan, latest);
         plan
     };
+    view.notice(&outcomes, &plan);
     if plan.events.is_empty() {
         return (answers, outcomes);
     }

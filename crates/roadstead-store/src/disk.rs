@@ -6,29 +6,37 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
-use bytes::Bytes;
 use redb::{
-    Builder, Database, DatabaseError, ReadableDatabase, ReadableTable, StorageError,
-    TableDefinition, TableError,
+    Builder, Database, DatabaseError, ReadableDatabase, StorageError, TableDefinition,
+    WriteTransaction,
 };
-use tracing::info;
+use tracing::{info, warn};
 
+use self::meta::Meta;
 use crate::committer::panic_text;
-use crate::entry::{Entry, Key, Revision};
+use crate::damage::Damage;
+use crate::entry::{Key, Revision};
 use crate::error::OpenError;
 use crate::holder::holder_of;
-use crate::journal::{Contents, Group, Undo};
+use crate::journal::{Contents, Group};
+use crate::scrub::Page;
+use crate::sums;
+
+mod meta;
+mod read;
 
 /// The newest format that we know.
-pub(crate) const FORMAT: u64 = 2;
+pub(crate) const FORMAT: u64 = 3;
 
-/// `format`, `compacted` and `number`. This table stays as it is in all formats to come.
-const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
-/// Bucket and path → revision and value.
-const OBJECTS: TableDefinition<(&str, &str), (u64, &[u8])> = TableDefinition::new("objects");
-/// Revision → time, bucket, path, and the revision and value before (0 if there was none).
-const LOG: TableDefinition<u64, (u64, &str, &str, u64, &[u8])> = TableDefinition::new("log");
+/// Bucket and path → revision, checksum and value.
+const OBJECTS: TableDefinition<(&str, &str), (u64, u64, &[u8])> =
+    TableDefinition::new("objects with sums");
+/// Revision → time, bucket, path, checksum, and the revision and value before (0 if there was none).
+const LOG: TableDefinition<u64, UndoRow> = TableDefinition::new("log with sums");
+
+type UndoRow = (u64, &'static str, &'static str, u64, u64, &'static [u8]);
 
 /// Pages that redb may keep: we read from it only at the start, and the kernel caches the file.
 const CACHE: usize = 4 << 20;
@@ -37,16 +45,27 @@ const CACHE: usize = 4 << 20;
 #[derive(Debug)]
 pub(crate) struct Disk {
     database: Database,
-    /// Chosen by chance when the file was made: which log belongs to it.
-    number: u64,
+    meta: Mutex<Meta>,
+}
+
+/// What tables hold.
+#[derive(Debug)]
+pub(crate) struct Found {
+    /// Everything that can be read.
+    pub(crate) contents: Contents,
+    /// The newest write in them.
+    pub(crate) revision: Revision,
+    /// Which use of a file of the log is the newest they know of; 0: they have had no log yet.
+    pub(crate) using: u64,
+    /// Whether they are of an earlier format, and must be upgraded with what their log holds.
+    pub(crate) old: bool,
+    /// What is not as it was written.
+    pub(crate) damage: Vec<Damage>,
 }
 
 impl Disk {
-    /// Opens the file, or makes it.
-    pub(crate) fn open(path: &Path) -> Result<(Self, Contents), OpenError> {
-        if !path.exists() {
-            Self::create(path, &Contents::default())?;
-        }
+    /// Opens the file.
+    pub(crate) fn open(path: &Path) -> Result<(Self, Found), OpenError> {
         let repairing = path.to_owned();
         let mut builder = builder();
         builder.set_repair_callback(move |session| {
@@ -57,31 +76,48 @@ impl Disk {
         // redb has been seen to panic on damaged files.
         let opened = catch_unwind(AssertUnwindSafe(|| {
             let database = builder.open(path).map_err(|error| open_error(path, error))?;
-            Self::with(database, path)
+            let (mut disk, found) = Self::with(database, path)?;
+            // Rows that do not fit can be named; of pages redb would only say that they are wrong.
+            if found.damage.is_empty() {
+                disk.check(path)?;
+            }
+            Ok((disk, found))
         }));
         opened.unwrap_or_else(|panic| Err(corrupt(path, panic_text(&*panic))))
     }
 
     /// The tables in an open database.
-    pub(crate) fn with(database: Database, path: &Path) -> Result<(Self, Contents), OpenError> {
-        let (number, contents) = match read(&database) {
-            Ok(Ok(found)) => found,
-            Ok(Err(Newer(found))) => {
+    pub(crate) fn with(database: Database, path: &Path) -> Result<(Self, Found), OpenError> {
+        let read = read::read(&database, path).map_err(|error| corrupt(path, error))?;
+        let (meta, found) = match read {
+            Ok(found) => found,
+            Err(read::Newer(found)) => {
                 let path = path.to_owned();
                 return Err(OpenError::Newer { path, found, known: FORMAT });
             }
-            Err(error) => return Err(corrupt(path, error)),
         };
-        let number = match number {
-            0 => upgrade(&database).map_err(|error| corrupt(path, error))?,
-            number => number,
-        };
-        Ok((Self { database, number }, contents))
+        Ok((Self { database, meta: Mutex::new(meta) }, found))
+    }
+
+    /// Has redb check its own pages: a damaged list of free ones would cost us others later.
+    fn check(&mut self, path: &Path) -> Result<(), OpenError> {
+        match self.database.check_integrity() {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                warn!(path = %path.display(), "the tables had damage in what they can do without: mended");
+                Ok(())
+            }
+            Err(error) => Err(corrupt(path, error)),
+        }
     }
 
     /// By which the log knows that it belongs to this file.
     pub(crate) fn number(&self) -> u64 {
-        self.number
+        self.meta().number
+    }
+
+    fn meta(&self) -> Meta {
+        *self.meta.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes a file that holds these contents, completely or not at all.
@@ -112,30 +148,78 @@ impl Disk {
 }
 
 impl Disk {
-    /// Returns when all these writes are in the tables, and synced.
-    pub(crate) fn settle(&self, groups: &[Group]) -> Result<(), redb::Error> {
+    /// Returns when all these writes are in the tables, and synced. From now on they know of a use
+    /// of a file of the log.
+    pub(crate) fn settle(&self, groups: &[Group], using: u64) -> Result<(), redb::Error> {
+        let mut meta = Meta { using, ..self.meta() };
         let transaction = self.database.begin_write()?;
-        {
-            let mut objects = transaction.open_table(OBJECTS)?;
-            let mut log = transaction.open_table(LOG)?;
-            for change in groups.iter().flat_map(|group| &group.changes) {
-                let (bucket, path) = (&*change.key.bucket, &*change.key.path);
-                let revision = change.revision.0;
-                let before = match &change.value {
-                    Some(value) => objects.insert((bucket, path), (revision, &**value))?,
-                    None => objects.remove((bucket, path))?,
-                };
-                let before = before.as_ref().map_or((0, &[][..]), |before| before.value());
-                log.insert(revision, (change.at, bucket, path, before.0, before.1))?;
-            }
-            if let Some(horizon) = groups.iter().filter_map(|group| group.forget).max() {
-                log.retain_in(..=horizon.0, |_, _| false)?;
-                transaction.open_table(META)?.insert("compacted", horizon.0)?;
-            }
-        }
+        settle(&transaction, &mut meta, groups)?;
+        meta.write(&transaction)?;
         // Returns after the file has been synced.
-        Ok(transaction.commit()?)
+        transaction.commit()?;
+        *self.meta.lock().unwrap_or_else(PoisonError::into_inner) = meta;
+        Ok(())
     }
+
+    /// From now on the tables insist on a log.
+    pub(crate) fn note_use(&self, using: u64) -> Result<(), redb::Error> {
+        self.settle(&[], using)
+    }
+
+    /// Checks some objects that come after a key, or the first ones.
+    pub(crate) fn look(
+        &self,
+        after: Option<&Key>,
+        limit: usize,
+        path: &Path,
+    ) -> Result<Page, redb::Error> {
+        read::look(&self.database.begin_read()?, after, limit, path)
+    }
+
+    /// Makes tables of an earlier format ones of ours, which hold these contents and need no log.
+    pub(crate) fn upgrade(&self, contents: &Contents) -> Result<(), redb::Error> {
+        let transaction = self.database.begin_write()?;
+        let meta = write_all(&transaction, contents, self.number())?;
+        read::remove_old(&transaction)?;
+        meta.write(&transaction)?;
+        transaction.commit()?;
+        *self.meta.lock().unwrap_or_else(PoisonError::into_inner) = meta;
+        Ok(())
+    }
+}
+
+fn settle(
+    transaction: &WriteTransaction,
+    meta: &mut Meta,
+    groups: &[Group],
+) -> Result<(), redb::Error> {
+    let mut objects = transaction.open_table(OBJECTS)?;
+    let mut log = transaction.open_table(LOG)?;
+    for change in groups.iter().flat_map(|group| &group.changes) {
+        let row = (&*change.key.bucket, &*change.key.path);
+        let before = match &change.value {
+            Some(value) => {
+                let sum = sums::object(&change.key, change.revision, value);
+                meta.add(sum);
+                objects.insert(row, (change.revision.0, sum, &**value))?
+            }
+            None => objects.remove(row)?,
+        };
+        let before = before.as_ref().map(|before| before.value());
+        if let Some((_, sum, _)) = before {
+            meta.remove(sum);
+        }
+        let sum = before.map(|(_, sum, _)| sum);
+        let sum = sums::undo(change.revision, change.at, &change.key, sum);
+        let (revision, _, value) = before.unwrap_or_default();
+        log.insert(change.revision.0, (change.at, row.0, row.1, sum, revision, value))?;
+        meta.revision = change.revision;
+    }
+    if let Some(horizon) = groups.iter().filter_map(|group| group.forget).max() {
+        log.retain_in(..=horizon.0, |_, _| false)?;
+        meta.compacted = horizon;
+    }
+    Ok(())
 }
 
 fn builder() -> Builder {
@@ -147,75 +231,35 @@ fn builder() -> Builder {
 /// Fills a new database.
 pub(crate) fn fill(database: &Database, contents: &Contents) -> Result<(), redb::Error> {
     let transaction = database.begin_write()?;
-    {
-        let mut meta = transaction.open_table(META)?;
-        meta.insert("format", FORMAT)?;
-        meta.insert("number", some_number()?)?;
-        meta.insert("compacted", contents.compacted.0)?;
-        transaction.open_table(LOG)?;
-        let mut objects = transaction.open_table(OBJECTS)?;
-        for entry in &contents.entries {
-            let key = (&*entry.key.bucket, &*entry.key.path);
-            objects.insert(key, (entry.revision.0, &*entry.value))?;
-        }
-    }
+    write_all(&transaction, contents, meta::some_number()?)?.write(&transaction)?;
     Ok(transaction.commit()?)
 }
 
-/// Makes a file of format 1, which had no log before it, one of ours. Returns its number.
-fn upgrade(database: &Database) -> Result<u64, redb::Error> {
-    let number = some_number()?;
-    let transaction = database.begin_write()?;
-    {
-        let mut meta = transaction.open_table(META)?;
-        meta.insert("format", FORMAT)?;
-        meta.insert("number", number)?;
+/// Writes contents into tables that are empty.
+fn write_all(
+    transaction: &WriteTransaction,
+    contents: &Contents,
+    number: u64,
+) -> Result<Meta, redb::Error> {
+    let (revision, compacted) = (contents.revision(), contents.compacted);
+    let mut meta = Meta { number, revision, compacted, ..Meta::default() };
+    let mut objects = transaction.open_table(OBJECTS)?;
+    for entry in &contents.entries {
+        let sum = sums::object(&entry.key, entry.revision, &entry.value);
+        meta.add(sum);
+        let row = (&*entry.key.bucket, &*entry.key.path);
+        objects.insert(row, (entry.revision.0, sum, &*entry.value))?;
     }
-    transaction.commit()?;
-    Ok(number)
-}
-
-fn some_number() -> Result<u64, redb::Error> {
-    let mut bytes = [0; 8];
-    let filled = aws_lc_rs::rand::fill(&mut bytes);
-    filled.map_err(|_| redb::Error::Io(io::Error::other("no random numbers")))?;
-    // Nought stands for none.
-    Ok(u64::from_le_bytes(bytes).max(1))
-}
-
-/// The format is one that we do not know.
-struct Newer(u64);
-
-fn read(database: &Database) -> Result<Result<(u64, Contents), Newer>, redb::Error> {
-    let transaction = database.begin_read()?;
-    let meta = match transaction.open_table(META) {
-        // A database of somebody else's.
-        Err(TableError::TableDoesNotExist(_)) => {
-            return Err(redb::Error::Corrupted("it holds something else".into()));
-        }
-        meta => meta?,
-    };
-    let number = |name| Ok::<_, StorageError>(meta.get(name)?.map_or(0, |value| value.value()));
-    let format = number("format")?;
-    if format > FORMAT {
-        return Ok(Err(Newer(format)));
+    let mut log = transaction.open_table(LOG)?;
+    for undo in &contents.log {
+        let before = undo.before.as_ref();
+        let sum = before.map(|(revision, value)| sums::object(&undo.key, *revision, value));
+        let sum = sums::undo(undo.revision, undo.at, &undo.key, sum);
+        let (revision, value) = before.map_or((0, &[][..]), |(r, value)| (r.0, &**value));
+        let row = (undo.at, &*undo.key.bucket, &*undo.key.path, sum, revision, value);
+        log.insert(undo.revision.0, row)?;
     }
-    let mut contents =
-        Contents { compacted: Revision(number("compacted")?), ..Contents::default() };
-    for row in transaction.open_table(OBJECTS)?.iter()? {
-        let (key, value) = row?;
-        let ((bucket, path), (revision, value)) = (key.value(), value.value());
-        let (key, value) = (Key::new(bucket, path), Bytes::copy_from_slice(value));
-        contents.entries.push(Entry { key, value, revision: Revision(revision) });
-    }
-    for row in transaction.open_table(LOG)?.iter()? {
-        let (revision, row) = row?;
-        let (at, bucket, path, before, value) = row.value();
-        let before = (before > 0).then(|| (Revision(before), Bytes::copy_from_slice(value)));
-        let (revision, key) = (Revision(revision.value()), Key::new(bucket, path));
-        contents.log.push(Undo { revision, at, key, before });
-    }
-    Ok(Ok((number("number")?, contents)))
+    Ok(meta)
 }
 
 fn open_error(path: &Path, error: DatabaseError) -> OpenError {
@@ -235,29 +279,9 @@ fn open_error(path: &Path, error: DatabaseError) -> OpenError {
     }
 }
 
-fn corrupt(path: &Path, why: impl ToString) -> OpenError {
+pub(crate) fn corrupt(path: &Path, why: impl ToString) -> OpenError {
     OpenError::Corrupt { path: path.to_owned(), why: why.to_string() }
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use super::*;
-
-    /// Makes a store of another format.
-    pub(crate) fn of_format(path: &Path, format: u64) {
-        let database = builder().create(path).unwrap();
-        fill(&database, &Contents::default()).unwrap();
-        let transaction = database.begin_write().unwrap();
-        transaction.open_table(META).unwrap().insert("format", format).unwrap();
-        transaction.commit().unwrap();
-    }
-
-    /// Makes a redb file that is not a store.
-    pub(crate) fn of_somebody_else(path: &Path) {
-        let database = builder().create(path).unwrap();
-        let transaction = database.begin_write().unwrap();
-        let table: TableDefinition<&str, &str> = TableDefinition::new("songs");
-        transaction.open_table(table).unwrap().insert("a", "b").unwrap();
-        transaction.commit().unwrap();
-    }
-}
+pub(crate) mod tests;

@@ -1,11 +1,12 @@
 //! Why the store refused, or could not be opened.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use jiff::Timestamp;
 
+use crate::damage::{self, Damage};
 use crate::entry::{Key, Revision};
 
 /// Why the store refused.
@@ -37,6 +38,17 @@ pub enum StoreError {
         /// The revision of the newest write.
         newest: Revision,
     },
+    /// All objects together are as large as they may be. Deletions make room.
+    #[error(
+        "etcdserver: mvcc: database space exceeded: all objects take {used} bytes of {quota}; delete \
+         some, or raise --quota-backend-bytes"
+    )]
+    Full {
+        /// How much they take.
+        used: u64,
+        /// How much they may take.
+        quota: u64,
+    },
     /// A write did not reach the disk: none is accepted any more, reads go on.
     #[error("the store is read-only since {since:.0}: {cause}")]
     ReadOnly {
@@ -67,7 +79,11 @@ pub enum OpenError {
         holder: String,
     },
     /// A later version of Roadstead has written it.
-    #[error("the store {path} has format {found}, this version of roadstead knows up to {known}")]
+    #[error(
+        "the store {path} has format {found}, this version of roadstead knows up to {known}\nstart the \
+         version that wrote it\nor {}",
+        restore(path)
+    )]
     Newer {
         /// The file.
         path: PathBuf,
@@ -76,14 +92,44 @@ pub enum OpenError {
         /// The newest format that we know.
         known: u64,
     },
+    /// What is in the files is not all that was acknowledged. They were left as they are.
+    #[error(
+        "the store {path} is damaged, and was left as it is:\n{}\n{}\nor go on without what is \
+         named above: start with --accept-loss (the damaged files are kept beside the new ones)",
+        damage::lines(damage),
+        restore(path)
+    )]
+    Damaged {
+        /// The file of tables.
+        path: PathBuf,
+        /// What is damaged.
+        damage: Vec<Damage>,
+    },
     /// The file is not a store, or it is damaged.
-    #[error("the store {path} cannot be read: {why}")]
+    #[error(
+        "the store {path} cannot be read, and was left as it is: {why}\n{}\nor begin with an empty \
+         cluster: move {} away",
+        restore(path),
+        directory(path)
+    )]
     Corrupt {
         /// The file.
         path: PathBuf,
         /// What does not fit.
         why: String,
     },
+}
+
+/// How to restore a store.
+fn restore(path: &Path) -> String {
+    let data = path.parent().and_then(Path::parent).unwrap_or(Path::new("."));
+    let data = data.display();
+    format!("restore it from a snapshot: roadstead snapshot restore FILE --force --data-dir {data}")
+}
+
+/// Where all files of a store are.
+fn directory(path: &Path) -> std::path::Display<'_> {
+    path.parent().unwrap_or(Path::new(".")).display()
 }
 
 /// Why a snapshot was refused.

@@ -14,7 +14,7 @@ use proptest::prelude::*;
 use redb::{Builder, StorageBackend};
 use tokio::task::JoinSet;
 
-use crate::ahead::{Ahead, Pace};
+use crate::ahead::{self, Ahead, Files, Pace};
 use crate::disk::{Disk, fill};
 use crate::entry::{Event, Key, Revision};
 use crate::error::StoreError;
@@ -25,8 +25,8 @@ use crate::plan::Plan;
 use crate::store::{Options, Store};
 use crate::transaction::Transaction;
 
-/// The tables, and the two files of the log before them.
-const FILES: usize = 3;
+/// The tables, the two files of the log before them, and the mark.
+const FILES: usize = 4;
 
 /// A disk without battery: only what was synced is sure to be there after a power cut.
 #[derive(Debug, Default)]
@@ -179,9 +179,22 @@ fn open(device: Device, options: Options) -> (Arc<Store>, Arc<Mutex<Device>>) {
     if new {
         fill(&database, &Contents::default()).unwrap();
     }
-    let (disk, mut contents) = Disk::with(database, Path::new("device")).unwrap();
-    let log = |file| -> Box<dyn StorageBackend> { Box::new(Backend(device.clone(), file)) };
-    let ahead = Ahead::over(disk, &mut contents, [log(1), log(2)], HASTE).unwrap();
+    let (disk, found) = Disk::with(database, Path::new("device")).unwrap();
+    let (disk, settled, mut contents) = (Arc::new(disk), found.revision, found.contents);
+    assert_eq!(found.damage, [], "a power cut damages nothing");
+    let file =
+        |file| -> Option<Box<dyn StorageBackend>> { Some(Box::new(Backend(device.clone(), file))) };
+    let paths = ahead::paths(Path::new("device"));
+    let files = Files { paths, backends: [file(1), file(2), file(3)] };
+    let ahead = match found.using {
+        0 => Ahead::create(files, disk, settled, HASTE).unwrap(),
+        using => {
+            let log = ahead::read(files, disk.number(), using, settled).unwrap();
+            assert_eq!(log.damage, [], "a power cut damages nothing");
+            contents.redo(&log.rest);
+            Ahead::go_on(log, disk, settled, HASTE).unwrap()
+        }
+    };
     (Store::over(ahead, contents, options).unwrap(), device)
 }
 
@@ -358,7 +371,7 @@ async fn story(rounds: Vec<Vec<Wish>>, faults: Vec<(u32, bool)>, forgetful: bool
         true => Limits { age: Duration::from_millis(3), events: 6, bytes: 150_000 },
         false => Limits::default(),
     };
-    let options = Options { history };
+    let options = Options { history, ..Options::default() };
     let mut faults = faults.into_iter().cycle();
     let (mut store, mut device) = open(Device { random, ..Device::default() }, options);
     let mut story = Story::default();

@@ -11,6 +11,7 @@
 mod ahead;
 mod clock;
 mod committer;
+pub mod damage;
 mod delta;
 mod disk;
 pub mod entry;
@@ -19,12 +20,18 @@ pub mod feed;
 pub mod history;
 mod holder;
 mod journal;
+mod linked;
+mod open;
 mod past;
 mod plan;
+mod scrub;
 pub mod snapshot;
 mod state;
 pub mod store;
+mod sums;
 pub mod transaction;
 
 #[cfg(test)]
 mod faults;
+#[cfg(test)]
+mod rot;

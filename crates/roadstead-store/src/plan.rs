@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::entry::{Entry, Event, Key, Millis, Revision};
 use crate::error::StoreError;
-use crate::state::State;
+use crate::state::{State, weight};
 use crate::transaction::Transaction;
 
 /// The writes of a group of transactions, in order.
@@ -17,6 +17,8 @@ pub(crate) struct Plan {
     /// Events up to and including this revision are forgotten in the same step.
     pub(crate) forget: Option<Revision>,
     revision: Revision,
+    /// What all entries will weigh.
+    bytes: u64,
     /// The entries that the group touches, as it leaves them.
     tentative: HashMap<Key, Option<Arc<Entry>>>,
 }
@@ -24,22 +26,23 @@ pub(crate) struct Plan {
 impl Plan {
     pub(crate) fn new(state: &State) -> Self {
         let (events, tentative) = (Vec::new(), HashMap::new());
-        Self { events, forget: None, revision: state.revision, tentative }
+        Self { events, forget: None, revision: state.revision, bytes: state.bytes(), tentative }
     }
 
     /// Adds a transaction if all its conditions hold; returns the revision of its last write.
     pub(crate) fn add(
         &mut self,
         state: &State,
-        transaction: Transaction,
+        mut transaction: Transaction,
         now: Millis,
     ) -> Result<Revision, StoreError> {
-        for (key, expected) in transaction.guards {
+        for (key, expected) in std::mem::take(&mut transaction.guards) {
             let found = self.entry(state, &key).map(|entry| entry.revision);
             if found != expected {
                 return Err(StoreError::Conflict { key, expected, found });
             }
         }
+        self.bytes = self.weigh(state, &transaction)?;
         for (key, value) in transaction.writes {
             let key = state.shared_key(key);
             let before = self.entry(state, &key).cloned();
@@ -53,6 +56,33 @@ impl Plan {
             self.events.push(Arc::new(Event::new(revision, now, key, before, after)));
         }
         Ok(self.revision)
+    }
+
+    /// Whether there is something new in it.
+    pub(crate) fn creates(&self) -> bool {
+        self.events.iter().any(|event| event.before.is_none())
+    }
+
+    /// What all entries weigh after the transaction, if there is room for it. What is there already
+    /// may grow a little beyond the quota, so that a full cluster can still be put in order.
+    fn weigh(&self, state: &State, transaction: &Transaction) -> Result<u64, StoreError> {
+        let (mut less, mut more, mut creates) = (0, 0, false);
+        for (key, value) in &transaction.writes {
+            let before = self.entry(state, key).map(|entry| weight(key, &entry.value));
+            let after = value.as_ref().map(|value| weight(key, value));
+            creates |= before.is_none() && after.is_some();
+            less += before.unwrap_or(0);
+            more += after.unwrap_or(0);
+        }
+        let bytes = (self.bytes + more).saturating_sub(less);
+        let Some(quota) = state.quota.filter(|_| more > less && !transaction.frees) else {
+            return Ok(bytes);
+        };
+        let limit = if creates { quota } else { quota.saturating_add(quota / 16) };
+        match bytes > limit {
+            true => Err(StoreError::Full { used: self.bytes, quota }),
+            false => Ok(bytes),
+        }
     }
 
     fn entry<'a>(&'a self, state: &'a State, key: &Key) -> Option<&'a Arc<Entry>> {

@@ -1,17 +1,20 @@
 //! The whole present in a file of its own, to be kept elsewhere and restored from. The format is
 //! described in docs/store-format.md.
 
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use aws_lc_rs::digest::{Context, SHA256, SHA256_OUTPUT_LEN, digest};
 use bytes::{BufMut, Bytes, BytesMut};
 use jiff::Timestamp;
 
+use crate::ahead;
 use crate::disk::Disk;
 use crate::entry::{Entry, Key, Revision};
 use crate::error::{OpenError, SnapshotError};
 use crate::journal::Contents;
+use crate::open;
 use crate::store::Store;
 
 const MAGIC: &[u8] = b"roadstead snapshot\n";
@@ -19,7 +22,7 @@ const MAGIC: &[u8] = b"roadstead snapshot\n";
 const FORMAT: u64 = 1;
 /// How far ahead of the snapshot a restored store begins: further than anybody can have written
 /// since, so that no revision that a client may have seen is used for something else.
-const LEAP: u64 = 1_000_000_000;
+pub(crate) const LEAP: u64 = 1_000_000_000;
 const CHUNK: usize = 64 << 10;
 
 /// What a snapshot holds.
@@ -137,6 +140,16 @@ impl Reader {
         }
         Ok(self.0.split_to(length))
     }
+}
+
+/// Whether there is anything of a store at `path`.
+pub fn is_store(path: &Path) -> bool {
+    path.exists() || ahead::paths(path).iter().any(|file| file.exists())
+}
+
+/// Moves all files of the store at `path`, which nobody may have open, into a directory beside them.
+pub fn set_aside(path: &Path) -> io::Result<PathBuf> {
+    open::set_aside(path)
 }
 
 /// Makes a store of a snapshot, in place of whatever is at `path`. Returns its revision.

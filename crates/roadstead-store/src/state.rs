@@ -24,6 +24,16 @@ pub(crate) struct State {
     floor: Revision,
     buckets: HashMap<Arc<str>, Bucket>,
     history: History,
+    /// How much all entries may weigh together.
+    pub(crate) quota: Option<u64>,
+}
+
+/// What an entry costs besides its bytes: itself, its key, its place.
+const OVERHEAD: usize = 200;
+
+/// What an entry takes of the quota.
+pub(crate) fn weight(key: &Key, value: &[u8]) -> u64 {
+    (key.path.len() + value.len() + OVERHEAD) as u64
 }
 
 #[derive(Debug)]
@@ -31,6 +41,8 @@ struct Bucket {
     entries: Entries,
     /// How many entries there are under each first part of a path (`namespace/`).
     counts: HashMap<Box<str>, usize>,
+    /// What all entries weigh.
+    bytes: u64,
     past: Past,
     /// Events up to and including this revision have been forgotten.
     forgotten: Revision,
@@ -41,20 +53,22 @@ impl Bucket {
     fn new(name: Arc<str>, forgotten: Revision) -> Self {
         let (changed, _) = watch::channel(Revision(0));
         let (entries, counts, past) = (Entries::new(), HashMap::new(), Past::new(name));
-        Self { entries, counts, past, forgotten, changed }
+        Self { entries, counts, bytes: 0, past, forgotten, changed }
     }
 
     fn insert(&mut self, path: Arc<str>, entry: Arc<Entry>) {
-        if self.entries.insert(path.clone(), entry).is_none()
-            && let Some(group) = group(&path)
-        {
-            *self.counts.entry(group.into()).or_default() += 1;
+        self.bytes += weight(&entry.key, &entry.value);
+        match (self.entries.insert(path.clone(), entry), group(&path)) {
+            (Some(before), _) => self.bytes -= weight(&before.key, &before.value),
+            (None, Some(group)) => *self.counts.entry(group.into()).or_default() += 1,
+            (None, None) => {}
         }
     }
 
     fn remove(&mut self, path: &str) {
-        if self.entries.remove(path).is_some()
-            && let Some(group) = group(path)
+        let Some(before) = self.entries.remove(path) else { return };
+        self.bytes -= weight(&before.key, &before.value);
+        if let Some(group) = group(path)
             && let Some(count) = self.counts.get_mut(group)
         {
             *count -= 1;
@@ -116,6 +130,11 @@ impl State {
         }
         events.into_iter().rev().for_each(|event| state.remember(event));
         Ok(state)
+    }
+
+    /// What all entries weigh together.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.buckets.values().map(|bucket| bucket.bytes).sum()
     }
 
     /// Decides how much of the past the plan forgets.

@@ -2,16 +2,19 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
-use crate::ahead::Ahead;
 use crate::clock::Clock;
 use crate::committer::{Committer, View};
-use crate::disk::Disk;
+use crate::damage::Damage;
 use crate::entry::{Entry, Key, Revision};
 use crate::error::{OpenError, StoreError};
 use crate::feed::{Batch, Feed};
 use crate::history::Limits;
 use crate::journal::{Contents, Journal};
+use crate::linked::Linked;
+use crate::open;
+use crate::scrub::Scrubber;
 use crate::state::State;
 use crate::transaction::Transaction;
 
@@ -20,6 +23,12 @@ use crate::transaction::Transaction;
 pub struct Options {
     /// How much of the past is kept.
     pub history: Limits,
+    /// Whether to go on without what is damaged on disk.
+    pub accept_loss: bool,
+    /// How many bytes all entries may take together; `None`: as many as there is memory for.
+    pub quota: Option<u64>,
+    /// How often everything on disk is read and checked; `None`: only at the start.
+    pub scrub: Option<Duration>,
 }
 
 /// The objects, their history, and the one order of all writes.
@@ -27,6 +36,9 @@ pub struct Options {
 pub struct Store {
     view: Arc<View>,
     clock: Clock,
+    linked: Option<Arc<Linked>>,
+    /// Must be gone before the journal is closed.
+    scrubber: Option<Scrubber>,
     /// `None`: writes are gone when the process ends.
     committer: Option<Committer>,
 }
@@ -64,6 +76,15 @@ pub struct Snapshot {
     pub revision: Revision,
 }
 
+/// What the files of a store hold, every checksum of which fits.
+#[derive(Debug)]
+pub struct Verified {
+    /// All entries.
+    pub entries: Vec<Entry>,
+    /// The revision of the newest write.
+    pub revision: Revision,
+}
+
 impl Store {
     /// An empty store in memory.
     pub fn memory() -> Arc<Self> {
@@ -72,31 +93,57 @@ impl Store {
 
     /// An empty store in memory.
     pub fn memory_with(options: Options) -> Arc<Self> {
-        let view = View::new(State::new(options.history));
-        Arc::new(Self { view, clock: Clock::new(0), committer: None })
+        let mut state = State::new(options.history);
+        state.quota = options.quota;
+        let (view, clock) = (View::new(state), Clock::new(0));
+        Arc::new(Self { view, clock, linked: None, scrubber: None, committer: None })
     }
 
     /// The store in a file, which is made on first use. Blocks while it is read.
     ///
     /// A write is acknowledged when it is on disk. When the disk fails, all writes from then on
-    /// fail with [`StoreError::ReadOnly`], and reads go on.
+    /// fail with [`StoreError::ReadOnly`], and reads go on. Files that do not hold everything that
+    /// was acknowledged are not opened, unless their operator accepts the loss.
     pub fn open(path: &Path, options: Options) -> Result<Arc<Self>, OpenError> {
-        let (disk, mut contents) = Disk::open(path)?;
-        let journal = Ahead::open(disk, &mut contents, path)?;
-        Self::over(journal, contents, options)
-            .map_err(|why| OpenError::Corrupt { path: path.to_owned(), why })
+        let (journal, contents) = open::open(path, options.accept_loss)?;
+        let (disk, linked) = (journal.disk(), journal.linked());
+        let corrupt = |why| OpenError::Corrupt { path: path.to_owned(), why };
+        let mut store = Self::made(journal, contents, options).map_err(corrupt)?;
+        let scrubber = options.scrub.map(|every| Scrubber::start(disk, path.to_owned(), every));
+        let failed = |source| OpenError::File { path: path.to_owned(), source };
+        store.scrubber = scrubber.transpose().map_err(failed)?;
+        store.linked = linked;
+        Ok(Arc::new(store))
+    }
+
+    /// Reads and checks everything that the files of a store hold. Nothing may have them open.
+    pub fn verify(path: &Path) -> Result<Verified, OpenError> {
+        let contents = open::verify(path)?;
+        let revision = contents.revision();
+        Ok(Verified { entries: contents.entries, revision })
     }
 
     /// A store over a journal that holds these contents.
+    #[cfg(test)]
     pub(crate) fn over(
         journal: impl Journal + 'static,
         contents: Contents,
         options: Options,
     ) -> Result<Arc<Self>, String> {
+        Self::made(journal, contents, options).map(Arc::new)
+    }
+
+    fn made(
+        journal: impl Journal + 'static,
+        contents: Contents,
+        options: Options,
+    ) -> Result<Self, String> {
         let clock = Clock::new(contents.log.last().map_or(0, |undo| undo.at));
-        let view = View::new(State::load(contents, options.history)?);
+        let mut state = State::load(contents, options.history)?;
+        state.quota = options.quota;
+        let view = View::new(state);
         let committer = Committer::start(view.clone(), journal).map_err(|e| e.to_string())?;
-        Ok(Arc::new(Self { view, clock, committer: Some(committer) }))
+        Ok(Self { view, clock, linked: None, scrubber: None, committer: Some(committer) })
     }
 
     /// The revision of the newest write.
@@ -106,7 +153,20 @@ impl Store {
 
     /// Why nothing can be written any more, if that is so.
     pub fn failure(&self) -> Option<StoreError> {
-        self.view.failure()
+        let failure = self.view.failure();
+        let removed = || self.linked.as_ref()?.check().err().map(|cause| self.view.fail(&cause));
+        failure.or_else(removed)
+    }
+
+    /// What is damaged on disk, as far as it has been looked at since the start.
+    pub fn damage(&self) -> Vec<Damage> {
+        self.scrubber.as_ref().map(Scrubber::found).unwrap_or_default()
+    }
+
+    /// How many bytes all entries take of the quota, and how many they may take.
+    pub fn usage(&self) -> (u64, Option<u64>) {
+        let state = self.view.read();
+        (state.bytes(), state.quota)
     }
 
     /// The newest state of one entry.

@@ -9,6 +9,8 @@ use crate::entry::{Key, Revision};
 pub struct Transaction {
     pub(crate) guards: Vec<(Key, Option<Revision>)>,
     pub(crate) writes: Vec<(Key, Option<Bytes>)>,
+    /// Whether it leads to more room in the end.
+    pub(crate) frees: bool,
 }
 
 impl Transaction {
@@ -26,6 +28,12 @@ impl Transaction {
     /// Writes a value.
     pub fn put(mut self, key: Key, value: Bytes) -> Self {
         self.writes.push((key, Some(value)));
+        self
+    }
+
+    /// It is part of a deletion: it may happen even if there is no room.
+    pub fn freeing(mut self) -> Self {
+        self.frees = true;
         self
     }
 

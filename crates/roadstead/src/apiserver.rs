@@ -19,11 +19,12 @@ use roadstead_server::secret_file::{append_private, write_secret};
 use roadstead_server::serve::Door;
 use roadstead_server::tokens::Tokens;
 use roadstead_server::{bootstrap, serve};
-use roadstead_store::store::{Options, Store};
+use roadstead_store::store::Store;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::data_directory::DataDirectory;
+use crate::store_args::StoreArgs;
 use crate::{culprit, machine};
 
 /// Run only the API server.
@@ -49,6 +50,8 @@ pub struct Args {
     token_auth_file: Option<PathBuf>,
     #[command(flatten)]
     audit: AuditArgs,
+    #[command(flatten)]
+    store: StoreArgs,
 }
 
 /// Addresses and ports of Services.
@@ -191,11 +194,11 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         false => Some(DataDirectory::claim(&args.data_dir)?),
     };
     let (authority, mut tokens, store) = match args.ephemeral {
-        true => (Authority::ephemeral()?, Tokens::ephemeral()?, Store::memory()),
+        true => (Authority::ephemeral()?, Tokens::ephemeral()?, args.store.memory()),
         false => {
             let pki = pki(&args.data_dir);
             let authority = Authority::in_directory(&pki)?;
-            (authority, Tokens::in_directory(&pki)?, open(&args.data_dir)?)
+            (authority, Tokens::in_directory(&pki)?, args.store.open(&args.data_dir)?)
         }
     };
     if let Some(path) = &args.token_auth_file {
@@ -239,11 +242,6 @@ pub fn pki(data_dir: &Path) -> PathBuf {
 /// Where objects are kept.
 pub fn store_file(data_dir: &Path) -> PathBuf {
     data_dir.join("store/roadstead.redb")
-}
-
-/// Opens the store of a data directory.
-pub fn open(data_dir: &Path) -> anyhow::Result<Arc<Store>> {
-    Ok(Store::open(&store_file(data_dir), Options::default())?)
 }
 
 /// What an API server needs.

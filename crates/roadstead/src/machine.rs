@@ -40,3 +40,11 @@ pub fn host_name() -> String {
     let name = name.trim().to_lowercase();
     if name.is_empty() || name.starts_with('(') { "localhost".into() } else { name }
 }
+
+/// How many bytes of memory there are.
+pub fn memory() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kilobytes * 1024)
+}

@@ -18,6 +18,7 @@ mod proxy;
 mod ranges;
 mod render;
 mod snapshot;
+mod store_args;
 mod trace;
 mod up;
 mod visible;

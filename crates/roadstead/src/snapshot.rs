@@ -7,9 +7,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use bytes::Bytes;
-use clap::{Parser, Subcommand};
+use clap::{ArgGroup, Parser, Subcommand};
 use http_body_util::BodyExt;
-use jiff::Timestamp;
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use roadstead_store::error::OpenError;
@@ -32,10 +31,15 @@ enum Command {
     Save(Save),
     /// Make the store anew from a snapshot. The server must be stopped.
     Restore(Restore),
-    /// Check that a snapshot is complete and undamaged, and say what it holds.
+    /// Check that a snapshot, or the store of a server that is stopped, is complete and undamaged.
+    #[command(group = ArgGroup::new("what").required(true))]
     Verify {
         /// The snapshot.
-        file: PathBuf,
+        #[arg(group = "what")]
+        file: Option<PathBuf>,
+        /// Read everything that is in the store of this data directory.
+        #[arg(long, value_name = "DIRECTORY", group = "what")]
+        data_dir: Option<PathBuf>,
     },
 }
 
@@ -69,11 +73,42 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     match args.command {
         Command::Save(save) => self::save(save).await,
         Command::Restore(restore) => self::restore(&restore),
-        Command::Verify { file } => {
-            eprintln!("{} is complete: {}", file.display(), summary(&read(&file)?));
-            Ok(())
+        Command::Verify { file, data_dir } => {
+            if let Some(file) = file {
+                eprintln!("{} is complete: {}", file.display(), summary(&read(&file)?));
+            }
+            data_dir.map_or(Ok(()), |data_dir| verify(&data_dir))
         }
     }
+}
+
+/// Reads everything in a store that nobody has open.
+fn verify(data_dir: &Path) -> anyhow::Result<()> {
+    let path = apiserver::store_file(data_dir);
+    if !snapshot::is_store(&path) {
+        bail!("there is no store in {}", data_dir.display());
+    }
+    let found = Store::verify(&path).map_err(|error| match error {
+        in_use @ OpenError::InUse { .. } => anyhow::Error::new(in_use).context(
+            "stop the server first; a running one reads its store every hour, and says in /readyz \
+             what is wrong with it",
+        ),
+        other => other.into(),
+    })?;
+    // What has no namespace in its path is no object.
+    let objects: Vec<_> = found.entries.iter().filter(|e| e.key.path.contains('/')).collect();
+    let wrong = objects.iter().filter_map(|entry| {
+        let why = serde_json::from_slice::<serde_json::Value>(&entry.value).err()?;
+        Some(format!("\n  {} at revision {}: {why}", entry.key, entry.revision))
+    });
+    let wrong: Vec<_> = wrong.collect();
+    if !wrong.is_empty() {
+        let all = wrong.concat();
+        bail!("{} objects cannot be read (delete them when the server runs):{all}", wrong.len());
+    }
+    let (store, count, revision) = (path.display(), objects.len(), found.revision);
+    eprintln!("{store} is complete: {count} objects at revision {revision}");
+    Ok(())
 }
 
 async fn save(args: Save) -> anyhow::Result<()> {
@@ -132,7 +167,7 @@ fn restore(args: &Restore) -> anyhow::Result<()> {
     let saved = read(&args.file)?;
     let _directory = DataDirectory::claim(&args.data_dir)?;
     let path = apiserver::store_file(&args.data_dir);
-    if path.exists() {
+    if snapshot::is_store(&path) {
         set_aside(&path, args.force)?;
     }
     let what = summary(&saved);
@@ -144,19 +179,19 @@ fn restore(args: &Restore) -> anyhow::Result<()> {
 
 /// Makes room for another store. Whatever is there must not be in use.
 fn set_aside(path: &Path, force: bool) -> anyhow::Result<()> {
-    let objects = match Store::open(path, Options::default()) {
-        Ok(store) => format!("{} objects", store.all().entries.len()),
+    let objects = match Store::verify(path) {
+        Ok(found) => format!("{} objects", found.entries.len()),
         Err(error @ OpenError::InUse { .. }) => return Err(error).context("stop the server first"),
-        Err(error) => format!("something that cannot be read ({error})"),
+        Err(error) => {
+            let error = error.to_string();
+            format!("something that cannot be read ({})", error.lines().next().unwrap_or_default())
+        }
     };
-    if objects == "0 objects" {
-        return Ok(());
-    }
-    if !force {
+    if !force && objects != "0 objects" {
         bail!("{} holds {objects}: use --force to replace it", path.display());
     }
-    let old = path.with_extension(format!("before-{}", Timestamp::now().as_second()));
-    fs::rename(path, &old).with_context(|| format!("cannot rename {}", path.display()))?;
+    let old = snapshot::set_aside(path);
+    let old = old.with_context(|| format!("cannot move {} away", path.display()))?;
     eprintln!("the store that was there, with {objects}, is now {}", old.display());
     Ok(())
 }

@@ -29,6 +29,7 @@ use crate::compose::Tasks;
 use crate::data_directory::DataDirectory;
 use crate::network_claim::NetworkClaim;
 use crate::ranges::Ranges;
+use crate::store_args::StoreArgs;
 use crate::{apiserver, controllers, machine, visible};
 
 /// Start everything on this machine: API server, controllers, DNS, proxy and node agent.
@@ -79,6 +80,8 @@ pub struct Args {
     allow_privileged: bool,
     #[command(flatten)]
     audit: apiserver::AuditArgs,
+    #[command(flatten)]
+    store: StoreArgs,
     #[command(flatten)]
     controllers: controllers::Options,
 }
@@ -150,8 +153,8 @@ impl Plan {
 
     fn store(&self) -> anyhow::Result<Arc<Store>> {
         match self.args.ephemeral {
-            true => Ok(Store::memory()),
-            false => apiserver::open(&self.args.data_dir),
+            true => Ok(self.args.store.memory()),
+            false => self.args.store.open(&self.args.data_dir),
         }
     }
 

@@ -11,11 +11,15 @@ async fn health_says_what_it_has_looked_at() {
         ("/healthz", 200, "ok"),
         ("/livez/ping", 200, "ok"),
         ("/readyz/etcd", 200, "ok"),
-        ("/readyz?verbose", 200, "[+]ping ok\n[+]etcd ok\nreadyz check passed\n"),
+        (
+            "/readyz?verbose",
+            200,
+            "[+]ping ok\n[+]etcd ok\n[+]storage-scrub ok\nreadyz check passed\n",
+        ),
         (
             "/livez?verbose=1&exclude=etcd",
             200,
-            "[+]ping ok\n[+]etcd excluded: ok\nlivez check passed\n",
+            "[+]ping ok\n[+]etcd excluded: ok\n[+]storage-scrub ok\nlivez check passed\n",
         ),
     ];
     for (path, code, text) in cases {

@@ -1,104 +1,133 @@
 //! One file of the write-ahead log: a header, and records one behind the other.
 //!
 //! A file is used again and again. Its blocks stay where they are, so that a sync has nothing to
-//! write but the record; a new salt in the header makes old records void.
+//! write but the record; a new salt in the header makes old records void. The header is synced
+//! before the first record is written.
 
 use std::io;
 
 use bytes::{Buf, BufMut, Bytes};
 use redb::StorageBackend;
 
-use super::record::{self, STEP, SUM, Salt};
+use super::record::{self, STEP, SUM, Salt, Scan};
 use crate::entry::Revision;
 use crate::journal::Group;
 
 /// The newest format that we know.
-const FORMAT: u64 = 1;
+const FORMAT: u64 = 2;
 const MAGIC: &[u8] = b"roadstead ahead\n";
 /// Where records begin.
-const START: usize = 4096;
+pub(super) const START: usize = 4096;
 /// A file grows by so much at least, written with zeros, so that few syncs have to note a new size.
 const GROWTH: u64 = 256 << 10;
+
+/// How a file begins.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Header {
+    /// The number of the store that it belongs to.
+    store: u64,
+    salt: Salt,
+    /// Uses of both files are counted together: the larger one is the later one.
+    pub(super) using: u64,
+    /// All writes up to and including this revision are in the tables or the other file.
+    pub(super) since: Revision,
+}
 
 /// An open file, and where it goes on.
 #[derive(Debug)]
 pub(super) struct LogFile {
     backend: Box<dyn StorageBackend>,
-    store: u64,
-    salt: Salt,
-    /// Whether the header has yet to be written, in one step with the first record.
-    fresh: bool,
+    header: Header,
     end: u64,
     length: u64,
     /// The revision of the newest write in it.
     last: Revision,
 }
 
-impl LogFile {
-    /// Reads a file of the store with this number. What belongs to another store, or to nobody, is
-    /// as good as nothing.
-    pub(super) fn open(
-        backend: Box<dyn StorageBackend>,
-        store: u64,
-    ) -> io::Result<(Self, Vec<Group>)> {
+/// What a file holds.
+#[derive(Debug)]
+pub(super) struct Reading {
+    pub(super) backend: Box<dyn StorageBackend>,
+    /// The header; in words why it is none of ours.
+    pub(super) header: Result<Header, &'static str>,
+    pub(super) scan: Scan,
+    length: u64,
+}
+
+impl Reading {
+    /// Reads a file of the store with this number.
+    pub(super) fn new(backend: Box<dyn StorageBackend>, store: u64) -> io::Result<Self> {
         let length = backend.len()?;
         let mut bytes = vec![0; usize::try_from(length).map_err(io::Error::other)?];
         backend.read(0, &mut bytes)?;
         let bytes = Bytes::from(bytes);
-        let salt = read_header(&bytes, store)?;
-        let (groups, end) = match &salt {
-            Some(salt) => record::decode_all(&bytes.slice(START..), salt),
-            None => (Vec::new(), 0),
+        let header = read_header(&bytes, store);
+        let scan = match &header {
+            Ok(header) => record::scan(&bytes.slice(START..), &header.salt),
+            Err(_) => Scan::default(),
         };
-        let last = groups.last().map_or(Revision(0), Group::last);
-        let (fresh, salt) = (salt.is_none(), salt.unwrap_or_default());
-        let mut file =
-            Self { backend, store, salt, fresh, end: (START + end) as u64, length, last };
-        match fresh {
-            true => file.begin()?,
-            false => file.bury(bytes.get(START + end..START + end + STEP))?,
-        }
-        Ok((file, groups))
+        Ok(Self { backend, header, scan, length })
     }
 
+    /// Whether it has been written by a version that knew neither marks nor uses.
+    pub(super) fn is_old(&self) -> bool {
+        self.header.as_ref().is_ok_and(|header| header.using == 0)
+    }
+
+    /// Takes a file into use whose header may be anything: it will be written anew first.
+    pub(super) fn unused(self, store: u64) -> LogFile {
+        let header = Header { store, ..Header::default() };
+        let (backend, length) = (self.backend, self.length);
+        LogFile { backend, header, end: START as u64, length, last: Revision(0) }
+    }
+
+    /// Goes on behind the last whole record.
+    pub(super) fn go_on(self, header: Header) -> io::Result<LogFile> {
+        let (backend, length) = (self.backend, self.length);
+        let end = (START + self.scan.end()) as u64;
+        let last = self.scan.records.last();
+        let last = last.map_or(header.since, |record| record.group.last());
+        let file = LogFile { backend, header, end, length, last };
+        if let Some(remains) = self.scan.remains {
+            file.bury((START + remains) as u64)?;
+        }
+        Ok(file)
+    }
+}
+
+impl LogFile {
     /// Makes sure that a record which is there in part, at the end, does not become whole when a
     /// later one is written over it in part: a sector may be the same in both.
-    fn bury(&self, remains: Option<&[u8]>) -> io::Result<()> {
-        match remains {
-            Some(remains) if remains.iter().any(|byte| *byte != 0) => {
-                self.backend.write(self.end, &[0; STEP])?;
-                self.backend.sync_data()
-            }
-            _ => Ok(()),
-        }
+    fn bury(&self, remains: u64) -> io::Result<()> {
+        self.backend.write(remains, &[0; STEP])?;
+        self.backend.sync_data()
     }
 
-    /// Forgets all that is in it.
-    pub(super) fn begin(&mut self) -> io::Result<()> {
-        self.salt = Salt::new().map_err(|_| io::Error::other("no random numbers"))?;
-        (self.fresh, self.end) = (true, START as u64);
+    /// Forgets all that is in it. Returns when the new header is durable.
+    pub(super) fn begin(&mut self, using: u64, since: Revision) -> io::Result<()> {
+        let salt = Salt::new().map_err(|_| io::Error::other("no random numbers"))?;
+        self.header = Header { store: self.header.store, salt, using, since };
+        self.backend.write(0, &self.header.encode())?;
+        self.backend.sync_data()?;
+        (self.end, self.length) = (START as u64, self.length.max(START as u64));
+        self.last = since;
         Ok(())
     }
 
     /// Returns when the group is durable.
     pub(super) fn append(&mut self, buffer: &mut Vec<u8>, group: &Group) -> io::Result<()> {
         buffer.clear();
-        let mut at = self.end;
-        if self.fresh {
-            self.header(buffer);
-            at = 0;
-        }
-        record::encode(buffer, &self.salt, group);
-        let end = at + buffer.len() as u64;
+        record::encode(buffer, &self.header.salt, group);
+        let end = self.end + buffer.len() as u64;
         if end > self.length {
             let length = end.next_multiple_of(GROWTH);
             let zeros = vec![0; usize::try_from(length - self.length).map_err(io::Error::other)?];
             self.backend.write(self.length, &zeros)?;
             self.length = length;
         }
-        self.backend.write(at, buffer)?;
+        self.backend.write(self.end, buffer)?;
         self.backend.sync_data()?;
-        (self.fresh, self.end, self.last) = (false, end, group.last());
+        (self.end, self.last) = (end, group.last());
         Ok(())
     }
 
@@ -110,34 +139,77 @@ impl LogFile {
         self.last
     }
 
+    pub(super) fn using(&self) -> u64 {
+        self.header.using
+    }
+
     /// How much of the file is used.
     pub(super) fn size(&self) -> u64 {
         self.end
     }
+}
 
-    fn header(&self, out: &mut Vec<u8>) {
+impl Header {
+    fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(START);
         out.put_slice(MAGIC);
         out.put_u64_le(FORMAT);
         out.put_u64_le(self.store);
         out.put_slice(&self.salt.0);
-        let sum = self.salt.checksum(out);
+        out.put_u64_le(self.using);
+        out.put_u64_le(self.since.0);
+        let sum = self.salt.checksum(&out);
         out.put_slice(&sum);
         out.resize(START, 0);
+        out
     }
 }
 
-fn read_header(file: &Bytes, store: u64) -> io::Result<Option<Salt>> {
+fn read_header(file: &Bytes, store: u64) -> Result<Header, &'static str> {
+    if file.is_empty() {
+        return Err("it is empty");
+    }
     if file.len() < START || !file.starts_with(MAGIC) {
-        return Ok(None);
+        return Err("it does not begin like a log");
     }
     let mut rest = file.slice(MAGIC.len()..);
     let format = rest.get_u64_le();
-    let own = rest.get_u64_le() == store;
+    let owner = rest.get_u64_le();
     let salt = Salt(rest.split_to(16)[..].try_into().expect("these are sixteen bytes"));
-    let whole = salt.checksum(&file[..MAGIC.len() + 32])[..] == rest[..SUM];
-    if own && whole && format > FORMAT {
-        let why = format!("its write-ahead log has format {format}, we know up to {FORMAT}");
-        return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+    let (using, since) = match format {
+        // It had neither.
+        1 => (0, 0),
+        _ => (rest.get_u64_le(), rest.get_u64_le()),
+    };
+    let sum = file.len() - rest.len();
+    if salt.checksum(&file[..sum])[..] != rest[..SUM] {
+        return Err("its header does not fit its checksum");
     }
-    Ok((own && whole).then_some(salt))
+    if format > FORMAT {
+        return Err("a later version of roadstead has written it");
+    }
+    if owner != store {
+        return Err("it belongs to another store");
+    }
+    Ok(Header { store, salt, using, since: Revision(since) })
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A log as earlier versions wrote it.
+    pub(in crate::ahead) fn old_log(store: u64, groups: &[Group]) -> Vec<u8> {
+        let salt = Salt([3; 16]);
+        let mut out = MAGIC.to_vec();
+        out.put_u64_le(1);
+        out.put_u64_le(store);
+        out.put_slice(&salt.0);
+        let sum = salt.checksum(&out);
+        out.put_slice(&sum);
+        out.resize(START, 0);
+        groups.iter().for_each(|group| record::encode(&mut out, &salt, group));
+        out.resize(out.len() + 5000, 0);
+        out
+    }
 }

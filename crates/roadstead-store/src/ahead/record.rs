@@ -68,22 +68,48 @@ pub(super) fn encode(out: &mut Vec<u8>, salt: &Salt, group: &Group) {
     out.resize(out.len().next_multiple_of(STEP), 0);
 }
 
-/// All records that are whole, wherever they are.
-pub(super) fn decode_all(file: &Bytes, salt: &Salt) -> (Vec<Group>, usize) {
-    let (mut groups, mut at, mut end) = (Vec::new(), 0, 0);
+/// A whole record, and where it is.
+#[derive(Debug)]
+pub(super) struct Record {
+    pub(super) group: Group,
+    pub(super) end: usize,
+}
+
+/// What a file holds from where records begin.
+#[derive(Debug, Default)]
+pub(super) struct Scan {
+    /// All that are whole, wherever they are.
+    pub(super) records: Vec<Record>,
+    /// Where one begins after the last of them that is not whole.
+    pub(super) remains: Option<usize>,
+}
+
+impl Scan {
+    /// Where the last whole record ends.
+    pub(super) fn end(&self) -> usize {
+        self.records.last().map_or(0, |record| record.end)
+    }
+}
+
+/// Reads all records.
+pub(super) fn scan(file: &Bytes, salt: &Salt) -> Scan {
+    let (mut scan, mut at) = (Scan::default(), 0);
     while at < file.len() {
         // Most of a file that was used before is not ours: a look at the marker must be cheap.
         let begins = file[at..].starts_with(salt.marker());
         match begins.then(|| decode(file.slice(at..), salt)).flatten() {
             Some((group, length)) => {
-                groups.push(group);
                 at += length;
-                end = at;
+                scan.records.push(Record { group, end: at });
+                scan.remains = None;
             }
-            None => at += STEP,
+            None => {
+                scan.remains = scan.remains.or(begins.then_some(at));
+                at += STEP;
+            }
         }
     }
-    (groups, end)
+    scan
 }
 
 /// The record that begins with a marker, and its length.

@@ -41,31 +41,46 @@ pub(super) struct Settler {
     progress: Arc<Progress>,
 }
 
+/// Where it begins.
+#[derive(Debug)]
+pub(super) struct Begin {
+    /// What the tables hold.
+    pub(super) settled: Revision,
+    /// Which use of a file of the log they are to know of.
+    pub(super) using: u64,
+    /// What only the log holds.
+    pub(super) rest: Vec<Group>,
+}
+
 #[derive(Debug, Default)]
 struct Progress {
     settled: AtomicU64,
+    /// Which use of a file of the log the tables are to know of.
+    using: AtomicU64,
     failure: OnceLock<String>,
 }
 
 impl Settler {
     /// Starts with what the log holds and the tables do not.
-    pub(super) fn start(
-        disk: Disk,
-        settled: Revision,
-        rest: Vec<Group>,
-        pace: Pace,
-    ) -> io::Result<Self> {
+    pub(super) fn start(disk: Arc<Disk>, begin: Begin, pace: Pace) -> io::Result<Self> {
+        let Begin { settled, using, rest } = begin;
         let (send, receive) = mpsc::sync_channel(WAITING);
         let progress = Arc::new(Progress::default());
         progress.settled.store(settled.0, Ordering::Release);
+        progress.using.store(using, Ordering::Release);
         let shared = progress.clone();
-        let work = move || run(&receive, disk, rest, pace, &shared);
+        let work = move || run(&receive, &disk, rest, pace, &shared);
         let thread = thread::Builder::new().name("settler".into()).spawn(work)?;
         Ok(Self { queue: Some(send), thread: Some(thread), progress })
     }
 
     pub(super) fn settled(&self) -> Revision {
         Revision(self.progress.settled.load(Ordering::Acquire))
+    }
+
+    /// The log goes on in another file.
+    pub(super) fn use_log(&self, using: u64) {
+        self.progress.using.store(using, Ordering::Release);
     }
 
     /// Fails if the thread has: the log cannot grow for ever.
@@ -86,7 +101,7 @@ impl Drop for Settler {
     }
 }
 
-fn run(queue: &Receiver<Group>, disk: Disk, rest: Vec<Group>, pace: Pace, progress: &Progress) {
+fn run(queue: &Receiver<Group>, disk: &Disk, rest: Vec<Group>, pace: Pace, progress: &Progress) {
     let mut groups = rest;
     let mut open = true;
     while open {
@@ -96,7 +111,9 @@ fn run(queue: &Receiver<Group>, disk: Disk, rest: Vec<Group>, pace: Pace, progre
             open = gather(queue, &mut groups, pace);
         }
         let settled = groups.last().map_or(Revision(0), Group::last);
-        let work = || disk.settle(&mem::take(&mut groups)).map_err(|error| error.to_string());
+        let using = progress.using.load(Ordering::Acquire);
+        let work =
+            || disk.settle(&mem::take(&mut groups), using).map_err(|error| error.to_string());
         let outcome = catch_unwind(AssertUnwindSafe(work))
             .unwrap_or_else(|panic| Err(format!("the store panicked: {}", panic_text(&*panic))));
         if let Err(failure) = outcome {

@@ -71,7 +71,7 @@ async fn a_transaction_happens_whole_or_not_at_all() {
 #[tokio::test(start_paused = true)]
 async fn the_past_can_be_read_until_it_is_forgotten() {
     let history = Limits { age: Duration::from_secs(10), events: 5, ..Limits::default() };
-    for mut subject in Subject::both(Options { history }) {
+    for mut subject in Subject::both(Options { history, ..Options::default() }) {
         subject.store.commit(put("old", "0")).await.unwrap();
         for round in 2..=7 {
             subject.store.commit(put("a", &round.to_string())).await.unwrap();
@@ -109,7 +109,7 @@ async fn the_past_can_be_read_until_it_is_forgotten() {
 #[tokio::test]
 async fn a_quiet_reader_loses_nothing_when_others_fill_the_history() {
     let history = Limits { bytes: 4000, ..Limits::default() };
-    for subject in Subject::both(Options { history }) {
+    for subject in Subject::both(Options { history, ..Options::default() }) {
         let store = subject.store;
         let mut feed = store.feed("things", Revision(0)).unwrap();
         for _ in 0..50 {
@@ -141,7 +141,7 @@ async fn a_feed_wakes_for_its_own_bucket_only() {
 #[tokio::test]
 async fn revisions_go_on_when_everything_is_deleted_and_forgotten() {
     let history = Limits { bytes: 1, ..Limits::default() };
-    let [_, mut subject] = Subject::both(Options { history });
+    let [_, mut subject] = Subject::both(Options { history, ..Options::default() });
     subject.store.commit(put("a", "1")).await.unwrap();
     subject.store.commit(Transaction::new().delete(key("a"))).await.unwrap();
     subject.reopen();
@@ -160,16 +160,22 @@ fn what_cannot_be_opened_says_why() {
     std::fs::write(path("text"), "not a store").unwrap();
     std::fs::write(path("long"), vec![7; 100_000]).unwrap();
     std::fs::write(path("file"), "").unwrap();
+    std::fs::write(path("void"), "").unwrap();
     crate::disk::tests::of_format(&path("newer"), crate::disk::FORMAT + 1);
     crate::disk::tests::of_somebody_else(&path("foreign"));
     let held = Store::open(&path("held"), Options::default()).unwrap();
     let in_use = "the store DIR/held is in use by ".to_owned();
     let cases = [
-        ("text", "the store DIR/text cannot be read: "),
-        ("long", "the store DIR/long cannot be read: "),
+        ("text", "the store DIR/text cannot be read, and was left as it is: "),
+        ("long", "the store DIR/long cannot be read, and was left as it is: "),
+        ("void", "the store DIR/void cannot be read, and was left as it is: "),
         ("file/store", "cannot use DIR/file"),
-        ("newer", "the store DIR/newer has format 3, this version of roadstead knows up to 2"),
-        ("foreign", "the store DIR/foreign cannot be read: DB corrupted: it holds something else"),
+        ("newer", "the store DIR/newer has format 4, this version of roadstead knows up to 3"),
+        (
+            "foreign",
+            "the store DIR/foreign cannot be read, and was left as it is: DB corrupted: it holds \
+             something else",
+        ),
         ("held", &in_use),
     ];
     for (name, want) in cases {
@@ -203,7 +209,7 @@ async fn a_damaged_file_is_refused_or_read_but_never_a_panic() {
         std::fs::write(&path, bytes).unwrap();
         match Store::open(&path, Options::default()) {
             Ok(store) => drop(store.all()),
-            Err(OpenError::Corrupt { .. }) => refused += 1,
+            Err(OpenError::Corrupt { .. } | OpenError::Damaged { .. }) => refused += 1,
             Err(other) => panic!("{other}"),
         }
     }
@@ -294,4 +300,154 @@ fn pages(store: &Arc<Store>, prefix: &str, at: Revision) -> Result<(), TestCaseE
         }
     }
     Ok(())
+}
+
+fn replace(path: &Path, from: &str, to: &str) -> usize {
+    assert_eq!(from.len(), to.len());
+    let mut bytes = std::fs::read(path).unwrap();
+    let found =
+        (0..bytes.len() - from.len()).filter(|&at| bytes[at..].starts_with(from.as_bytes()));
+    let found: Vec<_> = found.collect();
+    for at in &found {
+        bytes[*at..at + to.len()].copy_from_slice(to.as_bytes());
+    }
+    // In place: whoever has it open has the same file.
+    std::os::unix::fs::FileExt::write_all_at(
+        &std::fs::File::options().write(true).open(path).unwrap(),
+        &bytes,
+        0,
+    )
+    .unwrap();
+    found.len()
+}
+
+#[tokio::test]
+async fn a_damaged_object_is_named_and_the_others_can_be_kept() {
+    let [_, subject] = Subject::both(Options::default());
+    for number in 0..9 {
+        subject.store.commit(put(&format!("k{number}"), &format!("MARKER{number}"))).await.unwrap();
+    }
+    let directory = subject.directory.unwrap();
+    let path = directory.path().join("store.redb");
+    drop(subject.store);
+    assert!(replace(&path, "MARKER4", "MARKER5") > 0);
+    let open = |accept_loss| Store::open(&path, Options { accept_loss, ..Options::default() });
+    let error = open(false).unwrap_err().to_string();
+    let want = "store.redb, things/k4 at revision 5: the object does not fit its checksum";
+    assert!(error.contains(want) && error.contains("--accept-loss"), "{error}");
+    assert_eq!(Store::verify(&path).unwrap_err().to_string(), error);
+    let store = open(true).unwrap();
+    let kept = text(&store.list("things", "", None).unwrap());
+    assert_eq!(kept.split(' ').count(), 8, "{kept}");
+    assert!(kept.contains("k3=MARKER3@4 k5=MARKER5@6"), "{kept}");
+    drop(store);
+    assert_eq!(Store::verify(&path).unwrap().entries.len(), 8);
+}
+
+#[tokio::test]
+async fn nothing_is_acknowledged_when_a_file_is_not_where_it_was() {
+    type Harm = fn(&Path);
+    let cases: [(&str, Harm, &str); 4] = [
+        ("redb", |path| std::fs::remove_file(path).unwrap(), "has been removed"),
+        ("ahead0", |path| std::fs::remove_file(path).unwrap(), "has been removed"),
+        (
+            "mark",
+            |path| {
+                std::fs::copy(path, path.with_extension("copy")).unwrap();
+                std::fs::rename(path.with_extension("copy"), path).unwrap();
+            },
+            "has been replaced",
+        ),
+        (
+            "ahead1",
+            |path| std::fs::rename(path, path.with_extension("x")).unwrap(),
+            "has been removed",
+        ),
+    ];
+    for (file, harm, want) in cases {
+        for look in [false, true] {
+            let [_, subject] = Subject::both(Options::default());
+            let path = subject.directory.as_ref().unwrap().path().join("store");
+            let store = subject.store.clone();
+            store.commit(put("a", "1")).await.unwrap();
+            assert_eq!(store.failure(), None);
+            harm(&path.with_extension(file));
+            // Either somebody asks, or somebody writes.
+            let failure = match look {
+                true => store.failure().unwrap(),
+                false => store.commit(put("a", "2")).await.unwrap_err(),
+            };
+            let said = failure.to_string();
+            assert!(
+                said.starts_with("the store is read-only since") && said.contains(want),
+                "{said}"
+            );
+            assert_eq!(store.commit(put("a", "3")).await, Err(failure));
+            assert_eq!(text(&store.list("things", "", None).unwrap()), "a=1@1", "reads go on");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_quota_holds_for_what_grows() {
+    for subject in Subject::both(Options { quota: Some(3200), ..Options::default() }) {
+        let store = subject.store;
+        let long = "x".repeat(800);
+        for name in ["a", "b", "c"] {
+            store.commit(put(name, &long)).await.unwrap();
+        }
+        assert_eq!(store.usage(), (3003, Some(3200)));
+        let error = store.commit(put("d", "x")).await.unwrap_err();
+        assert_eq!(error, StoreError::Full { used: 3003, quota: 3200 });
+        let said = error.to_string();
+        assert!(said.starts_with("etcdserver: mvcc: database space exceeded: "), "{said}");
+        // What is there may grow a little further, and shrink as it likes.
+        store.commit(put("a", &"x".repeat(1190))).await.unwrap();
+        assert!(store.commit(put("a", &"x".repeat(1210))).await.is_err());
+        assert!(store.commit(put("a", &"x".repeat(1210)).freeing()).await.is_ok(), "it is going");
+        assert!(
+            store.commit(put("e", "x").delete(key("b"))).await.is_ok(),
+            "it is less than before"
+        );
+        store.commit(Transaction::new().delete(key("a"))).await.unwrap();
+        store.commit(put("d", &long)).await.unwrap();
+        assert_eq!(store.usage().0, 2 * 1001 + 202);
+    }
+}
+
+#[tokio::test]
+async fn a_running_store_finds_damage_on_disk() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("store.redb");
+    let scrub = Some(Duration::from_millis(20));
+    let store = Store::open(&path, Options { scrub, ..Options::default() }).unwrap();
+    // More than fits into the pages that redb keeps in memory.
+    for first in (0..3000).step_by(100) {
+        let all = (first..first + 100).fold(Transaction::new(), |all, number| {
+            let value = format!("MARKER{number:04}{}", "x".repeat(3000));
+            all.put(key(&format!("k{number:04}")), Bytes::from(value))
+        });
+        store.commit(all).await.unwrap();
+    }
+    let wait = async |what: &str, until: &dyn Fn() -> bool| {
+        for _ in 0..600 {
+            if until() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        panic!("{what}");
+    };
+    let settled = || std::fs::metadata(&path).unwrap().len() > 9 << 20;
+    wait("the tables follow", &settled).await;
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    assert_eq!(store.damage(), []);
+    assert!(replace(&path, "MARKER1", "MARKER7") > 500);
+    wait("damage is found", &|| !store.damage().is_empty()).await;
+    let first = store.damage()[0].to_string();
+    assert!(first.contains("things/k1") && first.contains("does not fit its checksum"), "{first}");
+    // Everything is still in memory, and can be saved.
+    assert!(store.all().entries.iter().all(|entry| !entry.value.starts_with(b"MARKER7")));
+    drop(store);
+    assert!(Store::open(&path, Options::default()).is_err());
 }

@@ -22,6 +22,7 @@ use crate::registry::{Catalog, Registry};
 use crate::settle::Settled;
 use crate::tokens::Tokens;
 use crate::turns::Turns;
+use crate::unreadable::Unreadable;
 
 /// What an operator can choose.
 pub struct Config {
@@ -76,6 +77,7 @@ pub struct Api {
     pub(crate) audit: Option<Audit>,
     pub(crate) services: Services,
     pub(crate) ranges: Ranges,
+    pub(crate) unreadable: Unreadable,
     /// Who must have taken in a write before it is acknowledged.
     pub(crate) settled: OnceLock<Settled>,
 }
@@ -96,6 +98,7 @@ impl Api {
         Arc::new(Self {
             rbac: Rbac::new(store.clone()),
             ranges: Ranges::new(store.clone()),
+            unreadable: Unreadable::find(&store),
             services,
             store: store.clone(),
             catalog: Catalog::new(store.clone()),

@@ -69,6 +69,16 @@ pub fn creation(
     allowed(api, user, "create", resource, target, target.name)
 }
 
+/// Whether the user may delete an object that cannot be read: nobody can tell what waits for it.
+pub fn unsafe_deletion(
+    api: &Api,
+    user: &User,
+    resource: &Resource,
+    target: &Target<'_>,
+) -> Result<(), ApiError> {
+    allowed(api, user, "unsafe-delete-ignore-read-errors", resource, target, target.name)
+}
+
 fn allowed(
     api: &Api,
     user: &User,

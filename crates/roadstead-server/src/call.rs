@@ -24,8 +24,8 @@ use crate::turns::Flow;
 use crate::view::View;
 use crate::write::{Owner, Part, Written};
 use crate::{
-    authorize, bind, body, certificates, cleanup, custom, evict, object, read, reviews, watch,
-    write,
+    authorize, bind, body, certificates, cleanup, custom, evict, object, read, reviews, unreadable,
+    watch, write,
 };
 
 /// A request about objects, taken apart.
@@ -356,6 +356,10 @@ impl Call<'_> {
     async fn delete(&self) -> Result<Response<Body>, ApiError> {
         let options = self.delete_options()?;
         let Target { namespace, name, .. } = self.target;
+        let key = self.resource.key(namespace, name);
+        if unreadable::is_unreadable(self.api, &key).is_some() {
+            authorize::unsafe_deletion(self.api, self.user, self.resource, &self.target)?;
+        }
         let deleted = delete::delete(self.api, self.resource, namespace, name, &options).await?;
         self.clean_up(name, &options).await?;
         Ok(match deleted {
@@ -379,6 +383,7 @@ impl Call<'_> {
         let options = self.delete_options()?;
         let filter =
             crate::filter::Filter::new(self.resource, self.target.namespace, "", &self.query)?;
+        unreadable::check(self.api, self.resource, filter.prefix())?;
         let found = self.api.store.list(&self.resource.bucket, filter.prefix(), None)?;
         for entry in &found.entries {
             if !filter.matches(&entry.key.path, &entry.value) {

@@ -14,6 +14,7 @@ use crate::cleanup;
 use crate::custom;
 use crate::error::ApiError;
 use crate::registry::Resource;
+use crate::unreadable;
 use crate::write::{commit, seconds};
 
 /// What the client said about the deletion, in the body or the query.
@@ -116,6 +117,13 @@ pub async fn delete(
             return Err(ApiError::not_found(info, name));
         };
         let mut object = resource.value(&entry);
+        if unreadable::is_unreadable(api, &key).is_some() {
+            let removal = unreadable::removal(resource, &key, entry.revision);
+            match commit(api, resource, removal, options.dry_run).await? {
+                Some(_) => return Ok(Deleted::Gone(json!({"metadata": {"name": name}}))),
+                None => continue,
+            }
+        }
         check_preconditions(resource, &object, name, options)?;
         let grace = grace(resource, &object, options);
         // Whoever deletes it again may have changed their mind.
@@ -125,7 +133,7 @@ pub async fn delete(
         }
         let held = !object.list("/metadata/finalizers").is_empty()
             || !object.list("/spec/finalizers").is_empty();
-        let transaction = Transaction::new().expect(key.clone(), Some(entry.revision));
+        let transaction = Transaction::new().expect(key.clone(), Some(entry.revision)).freeing();
         if !held && grace == 0 {
             let removal = Removal { api, resource, object: &object, dry_run: options.dry_run };
             match removal.commit(transaction).await? {

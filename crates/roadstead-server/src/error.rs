@@ -3,6 +3,7 @@
 use http::StatusCode;
 use roadstead_api::invalid::Cause;
 use roadstead_api::kind::Info;
+use roadstead_store::entry::Key;
 use roadstead_store::error::StoreError;
 use serde_json::{Value, json};
 
@@ -242,6 +243,29 @@ impl ApiError {
     /// We did something that we thought impossible.
     pub fn panicked() -> Self {
         Self::internal("This request caused apiserver to panic. Look in the logs for details.")
+    }
+
+    /// Objects in the store are not what was written (upstream's StorageReadError).
+    pub fn unreadable(info: &Info, found: &[(Key, String)]) -> Self {
+        let some = found.iter().take(20);
+        let named: Vec<_> = some.clone().map(|(key, why)| format!("{key}: {why}")).collect();
+        let more = match found.len() - named.len() {
+            0 => String::new(),
+            more => format!(", and {more} more"),
+        };
+        let message = format!(
+            "failed to read one or more {} from the storage: {}{more} (an administrator can delete what \
+             cannot be read)",
+            info.plural,
+            named.join(", ")
+        );
+        let mut error = Self::new(StatusCode::INTERNAL_SERVER_ERROR, "StorageReadError", message);
+        let causes = some.map(|(key, why)| {
+            json!({"reason": "UnexpectedServerResponse", "message": why, "field": key.to_string()})
+        });
+        let causes: Vec<_> = causes.collect();
+        error.details = Some(json!({"group": info.group, "kind": info.plural, "causes": causes}));
+        error
     }
 
     /// Something went wrong that is not the client's fault.

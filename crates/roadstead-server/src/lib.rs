@@ -55,6 +55,7 @@ mod slices;
 mod tag;
 pub mod tokens;
 mod turns;
+mod unreadable;
 mod view;
 mod warning;
 mod watch;

@@ -3,9 +3,14 @@
 //! Stored bytes begin with `apiVersion`, `kind` and `metadata` and have no resourceVersion: the
 //! revision of the entry is spliced in when they are served, so no object is parsed to be read.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
 use bytes::{BufMut, Bytes, BytesMut};
 use roadstead_store::entry::{Entry, Revision};
-use serde_json::Value;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::{Value, json};
 
 const METADATA: &[u8] = b"\"metadata\":{";
 
@@ -47,12 +52,40 @@ pub fn head(api_version: &str) -> String {
     format!("{{\"apiVersion\":\"{api_version}\",")
 }
 
+/// Why bytes are no object, if they are none.
+pub fn check(bytes: &[u8]) -> Result<(), String> {
+    let text = std::str::from_utf8(bytes).map_err(|error| error.to_string())?;
+    serde_json::from_str::<Outline<'_>>(text).map_err(|error| error.to_string())?;
+    match find(bytes, METADATA) {
+        Some(_) => Ok(()),
+        None => Err("its metadata is not where it should be".into()),
+    }
+}
+
+/// What every object has.
+#[derive(Deserialize)]
+#[allow(dead_code, reason = "it is only looked for")]
+struct Outline<'a> {
+    #[serde(borrow, rename = "apiVersion")]
+    api_version: Cow<'a, str>,
+    #[serde(borrow)]
+    kind: Cow<'a, str>,
+    #[serde(borrow)]
+    metadata: BTreeMap<Cow<'a, str>, IgnoredAny>,
+}
+
 /// Appends the object with its revision.
 pub fn splice(out: &mut BytesMut, value: &[u8], revision: Revision) {
-    let at = find(value, METADATA).expect("stored objects have metadata") + METADATA.len();
+    // Whoever asks for objects that cannot be read is told so before.
+    let Some(at) = find(value, METADATA).map(|at| at + METADATA.len()) else {
+        out.put_slice(
+            format!("{{\"metadata\":{{\"resourceVersion\":\"{revision}\"}}}}").as_bytes(),
+        );
+        return;
+    };
     out.put_slice(&value[..at]);
     out.put_slice(format!("\"resourceVersion\":\"{revision}\"").as_bytes());
-    if value[at] != b'}' {
+    if value.get(at) != Some(&b'}') {
         out.put_u8(b',');
     }
     out.put_slice(&value[at..]);
@@ -60,7 +93,7 @@ pub fn splice(out: &mut BytesMut, value: &[u8], revision: Revision) {
 
 /// The stored bytes up to `end`, parted where the revision belongs.
 pub fn parts(value: &Bytes, end: usize) -> (Bytes, Bytes) {
-    let at = find(value, METADATA).expect("stored objects have metadata") + METADATA.len();
+    let at = start_of_metadata(value).min(end);
     (value.slice(..at), value.slice(at..end))
 }
 
@@ -70,9 +103,14 @@ pub fn version(revision: Revision, rest: &[u8]) -> String {
     format!("\"resourceVersion\":\"{revision}\"{comma}")
 }
 
+/// Where the metadata of stored bytes begin; at the end of what is no object.
+fn start_of_metadata(value: &[u8]) -> usize {
+    find(value, METADATA).map_or(value.len(), |at| at + METADATA.len())
+}
+
 /// Where the metadata of stored bytes end.
 pub fn end_of_metadata(value: &[u8]) -> usize {
-    let at = find(value, METADATA).expect("stored objects have metadata") + METADATA.len();
+    let at = start_of_metadata(value);
     let (mut depth, mut in_text, mut escaped) = (1, false, false);
     let end = value[at..].iter().position(|byte| {
         match byte {
@@ -88,7 +126,7 @@ pub fn end_of_metadata(value: &[u8]) -> usize {
         }
         depth == 0
     });
-    at + end.expect("stored objects are JSON") + 1
+    end.map_or(value.len(), |end| at + end + 1)
 }
 
 /// The object as a value, with its revision.
@@ -98,9 +136,19 @@ pub fn value(entry: &Entry) -> Value {
 
 /// The object as a value, as of a certain revision.
 pub fn value_at(bytes: &[u8], revision: Revision) -> Value {
-    let mut object: Value = serde_json::from_slice(bytes).expect("stored objects are JSON");
+    let mut object = parse(bytes);
     object["metadata"]["resourceVersion"] = revision.to_string().into();
     object
+}
+
+/// Stored bytes as a value. One that cannot be read is an object without anything: it grants
+/// nothing, owns nothing, and whoever asks for it by name is told what is wrong with it.
+pub fn parse(bytes: &[u8]) -> Value {
+    let object: Result<Value, _> = serde_json::from_slice(bytes);
+    object
+        .ok()
+        .filter(|object| object["metadata"].is_object())
+        .unwrap_or_else(|| json!({"metadata": {}}))
 }
 
 fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {
@@ -109,7 +157,6 @@ fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {
 
 #[test]
 fn what_is_stored_comes_back_with_its_revision() {
-    use serde_json::json;
     let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"\"metadata\":{": "x"},
         "metadata": {"name": "a", "resourceVersion": "3"}});
     let bytes = encode(&object);
@@ -131,4 +178,27 @@ fn what_is_stored_comes_back_with_its_revision() {
         let text = [&b"{"[..], &own].concat();
         assert_eq!(serde_json::from_slice::<Value>(&text).unwrap(), metadata);
     }
+}
+
+#[test]
+fn what_is_no_object() {
+    let cases = [
+        (r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a"}}"#, ""),
+        (r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{}}"#, ""),
+        ("", "EOF while parsing"),
+        (r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a"}"#, "EOF while parsing"),
+        (r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a"},}"#, "trailing comma"),
+        (r#"{"apiVersion":"v1","kind":"ConfigMap"}"#, "missing field `metadata`"),
+        (r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":7}"#, "invalid type"),
+        (r#"["metadata"]"#, "invalid"),
+    ];
+    for (text, want) in cases {
+        let why = check(text.as_bytes()).err().unwrap_or_default();
+        assert!(why.contains(want) && why.is_empty() == want.is_empty(), "{text}: {why}");
+        // Nobody panics over it.
+        value_at(text.as_bytes(), Revision(7));
+        splice(&mut BytesMut::new(), text.as_bytes(), Revision(7));
+        parts(&Bytes::from(text), end_of_metadata(text.as_bytes()));
+    }
+    assert!(check(b"{\"apiVersion\":\"v1\",\"kind\":\"\xff\",\"metadata\":{}}").is_err());
 }

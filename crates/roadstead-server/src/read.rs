@@ -21,12 +21,14 @@ use crate::http::Body;
 use crate::registry::Resource;
 use crate::request::{Query, Target};
 use crate::turns::{Flow, TURN};
+use crate::unreadable;
 use crate::view::Listed;
 use crate::watch::{Initial, Subject, Watch};
 
 /// The entry of one object.
 pub fn entry(api: &Api, resource: &Resource, target: &Target<'_>) -> Result<Arc<Entry>, ApiError> {
     let key = resource.key(target.namespace, target.name);
+    unreadable::check_one(api, resource, &key)?;
     api.store.get(&key).ok_or_else(|| ApiError::not_found(resource.info(), target.name))
 }
 
@@ -67,6 +69,7 @@ pub async fn list(call: &Call<'_>) -> Result<Response<Body>, ApiError> {
     let Call { api, resource, target, query, view, flow, .. } = call;
     check_list_options(query)?;
     let filter = Filter::new(resource, target.namespace, target.name, query)?;
+    unreadable::check(api, resource, filter.prefix())?;
     let filter = Arc::new(filter);
     let limit = usize::try_from(query.number("limit")?).unwrap_or(usize::MAX);
     let token = match query.get("continue") {
@@ -237,6 +240,7 @@ pub fn watch(call: &Call<'_>) -> Result<Watch, ApiError> {
     let Call { api, resource, target, query, view, flow, .. } = call;
     let filter = Filter::new(resource, target.namespace, target.name, query)?;
     check_watch_options(query)?;
+    unreadable::check(api, resource, filter.prefix())?;
     let bookmarks = query.flag("allowWatchBookmarks");
     let streaming = query.flag("sendInitialEvents");
     let without = query.has("sendInitialEvents") && !streaming;

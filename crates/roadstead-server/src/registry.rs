@@ -82,7 +82,7 @@ impl Resource {
         if !self.converts(bytes) {
             return Cow::Borrowed(bytes);
         }
-        let mut object: Value = serde_json::from_slice(bytes).expect("stored objects are JSON");
+        let mut object = object::parse(bytes);
         self.show(&mut object);
         Cow::Owned(object::encode(&object).into())
     }

@@ -27,6 +27,7 @@ use crate::error::ApiError;
 use crate::external_addresses;
 use crate::object;
 use crate::registry::{KindRef, Resource};
+use crate::unreadable;
 
 /// Not a dry run.
 pub const REALLY: bool = false;
@@ -223,6 +224,7 @@ pub async fn update(
         let Some(entry) = api.store.get(&key) else {
             return Err(ApiError::not_found(info, name));
         };
+        unreadable::check_one(api, resource, &key)?;
         let old = resource.value(&entry);
         let mut new = change(&old)?;
         check_identity(resource, &old, &mut new, namespace, name)?;

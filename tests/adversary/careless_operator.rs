@@ -50,6 +50,8 @@ fn cleanup_of_what_roadstead_did_not_make() {
         fs::write(&thesis, "ten years of work").unwrap();
         run("ip link add br0 type bridge && ip link set br0 up");
         run("ip link add vm1 type veth peer name vm1p && ip link set vm1 master br0");
+        // Nor are these ours: a real kube-proxy runs here.
+        run("nft add table ip kube-proxy && iptables-nft -t nat -N KUBE-SERVICES");
         let before = network();
         let said = refused(&format!("cleanup --data-dir {} --bridge br0", display(place.path())));
         assert!(said.contains("was not made by roadstead"), "{said}");

@@ -30,6 +30,7 @@ pub struct NetworkClaim {
     /// Locked.
     file: File,
     before: Before,
+    had_owner: bool,
 }
 
 /// What the network was like before the first of us came.
@@ -86,6 +87,7 @@ impl NetworkClaim {
                  or remove it with: roadstead cleanup --data-dir {theirs}"
             );
         }
+        let had_owner = last.is_some();
         let before = last.map(|last| last.before).unwrap_or_else(|| Before {
             settings: settings(Path::new(KERNEL)),
             tables: Some(tables::present()),
@@ -96,7 +98,12 @@ impl NetworkClaim {
             .and_then(|()| file.rewind())
             .and_then(|()| file.write_all(&text))
             .with_context(|| format!("cannot write {}", path.display()))?;
-        Ok(Self { path, file, before })
+        Ok(Self { path, file, before, had_owner })
+    }
+
+    /// Whether one of us ran here before, since the machine started or the network was given back.
+    pub fn had_owner(&self) -> bool {
+        self.had_owner
     }
 
     /// Gives the network back: nothing of ours is left in it, and the rest is as it was before us.
@@ -170,6 +177,7 @@ mod tests {
             NetworkClaim::take_in(&run, namespace, data_dir).unwrap_err().to_string()
         };
         let first = NetworkClaim::take_in(&run, 7, &mine).unwrap();
+        assert!(!first.had_owner());
         let said = refusal(7, &other);
         let pid = format!("(pid {})", std::process::id());
         assert!(said.contains(&pid) && said.contains("mine"), "{said}");
@@ -182,7 +190,9 @@ mod tests {
         drop(first);
         let said = refusal(7, &other);
         assert!(said.contains(&format!("cleanup --data-dir {}", mine.display())), "{said}");
-        drop(NetworkClaim::take_in(&run, 7, &mine).expect("its own pods are no obstacle"));
+        let again = NetworkClaim::take_in(&run, 7, &mine).expect("its own pods are no obstacle");
+        assert!(again.had_owner());
+        drop(again);
 
         // Without pods, what is left is rules, and the next one brings its own.
         fs::remove_dir(mine.join("node/pods/uid")).unwrap();

@@ -232,19 +232,25 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         );
     }
     let claim = privileged.then(|| NetworkClaim::take(&plan.args.data_dir)).transpose()?;
-    let outcome = serve(&plan, privileged, begin).await;
+    let mut wrote_rules = false;
+    let outcome = serve(&plan, privileged, begin, &mut wrote_rules).await;
     if let Some(claim) = claim
         && plan.args.ephemeral
     {
         // Objects lived in memory only, so nothing of theirs may outlive the process.
-        sweep(&plan).await;
+        sweep(&plan, wrote_rules || claim.had_owner()).await;
         claim.release();
     }
     outcome
 }
 
 /// Starts all parts and keeps them going until interrupted.
-async fn serve(plan: &Plan, privileged: bool, begin: Instant) -> anyhow::Result<()> {
+async fn serve(
+    plan: &Plan,
+    privileged: bool,
+    begin: Instant,
+    wrote_rules: &mut bool,
+) -> anyhow::Result<()> {
     let stop = crate::cli::interrupted();
     let pki = apiserver::pki(&plan.args.data_dir);
     let authority = Authority::in_directory(&pki)?;
@@ -288,6 +294,7 @@ async fn serve(plan: &Plan, privileged: bool, begin: Instant) -> anyhow::Result<
         start_node(plan, &client, &mut tasks, &stop);
         // The proxy asks for the Node that it serves.
         tasks.unless_one_fails(visible::node_exists(&client, &plan.node_name)).await?;
+        *wrote_rules = true;
         start_proxy(plan, &client, &mut tasks, &stop);
         let service = visible::dns_service(&client, plan.dns_ip, dns);
         service.await.context("cannot prepare the Service kube-system/kube-dns")?;
@@ -373,9 +380,10 @@ fn report(plan: &Plan, url: &str, dns: SocketAddr, privileged: bool, begin: Inst
     eprintln!("next: kubectl --kubeconfig {kubeconfig} get services");
 }
 
-/// Removes everything of ours from the kernel at the end of `up --ephemeral`.
-async fn sweep(plan: &Plan) {
-    if let Err(error) = roadstead_proxy::agent::cleanup() {
+/// Removes everything of ours from the kernel at the end of `up --ephemeral`. Rules have the names
+/// that kube-proxy gives them: where we wrote none, they are somebody else's.
+async fn sweep(plan: &Plan, wrote_rules: bool) {
+    if wrote_rules && let Err(error) = roadstead_proxy::agent::cleanup() {
         warn!(%error, "rules left behind");
     }
     if let Err(error) = roadstead_node::agent::cleanup(&plan.node()).await {
@@ -393,8 +401,6 @@ pub async fn cleanup(args: Args) -> anyhow::Result<()> {
     let data_dir = plan.args.data_dir.display();
     let directory = DataDirectory::claim_for_removal(&plan.args.data_dir)?;
     let claim = NetworkClaim::take(&plan.args.data_dir)?;
-    roadstead_proxy::agent::cleanup().context("rules are left behind")?;
-    eprintln!("removed: the rules of the proxy");
     let node = roadstead_node::agent::cleanup(&plan.node()).await;
     let node = node.context("pods are left behind")?;
     if node.pods > 0 {
@@ -402,6 +408,12 @@ pub async fn cleanup(args: Args) -> anyhow::Result<()> {
     }
     if node.bridge {
         eprintln!("removed: the bridge {} and the links on it", plan.args.bridge);
+    }
+    // Rules have the names that kube-proxy gives them: on a machine where none of us ran since it
+    // started they are somebody else's.
+    if claim.had_owner() || node.bridge {
+        roadstead_proxy::agent::cleanup().context("rules are left behind")?;
+        eprintln!("removed: the rules of the proxy");
     }
     for setting in claim.release() {
         eprintln!("restored: {setting}");

@@ -87,7 +87,9 @@ fn a_kernel_without_nftables() {
         // It has nftables for other purposes.
         load("nf_tables");
         let text = said();
-        assert!(text.contains("loaded it: nf_tables_ipv4:"), "{text}");
+        // Debian's kernels have that part built in, and lack the next.
+        let lacks = |part: &str| text.contains(&format!("loaded it: {part}"));
+        assert!(lacks("nf_tables_ipv4:") || lacks("nft_ct, "), "{text}");
 
         // The mode that the message recommends works, though nftables can be listed now.
         run("nft list tables");
@@ -139,8 +141,10 @@ fn serve_sctp(name: &str) {
 fn call_sctp(to: &str) -> io::Result<String> {
     let to: SocketAddr = to.parse().unwrap();
     let socket = sctp();
-    socket.connect_timeout(&to.into(), TIMEOUT)?;
-    socket.set_read_timeout(Some(TIMEOUT))?;
+    // SCTP repeats a packet after three seconds, and in an emulator one is late now and then.
+    let patience = 5 * TIMEOUT;
+    socket.connect_timeout(&to.into(), patience)?;
+    socket.set_read_timeout(Some(patience))?;
     let mut answer = String::new();
     TcpStream::from(socket).read_to_string(&mut answer)?;
     Ok(answer)

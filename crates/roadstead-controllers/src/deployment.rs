@@ -116,7 +116,8 @@ fn writes(key: &ObjectKey, deployment: &Deployment, plan: DeploymentPlan) -> Vec
     writes.extend(plan.delete.iter().map(|s| Write::delete(SETS, key_of(s), uid(s).as_deref())));
     let revision = plan.revision.as_ref();
     if revision.is_some() && deployment.annotations().get(plan::REVISION) != revision {
-        let patch = json!({"metadata": {"annotations": {plan::REVISION: revision}}});
+        let uid = &deployment.metadata.uid;
+        let patch = json!({"metadata": {"uid": uid, "annotations": {plan::REVISION: revision}}});
         writes.push(Write::merge(DEPLOYMENTS, key.clone(), &patch));
     }
     if deployment.status.as_ref() != Some(&plan.status) {

@@ -184,6 +184,16 @@ impl Structural {
         }
     }
 
+    /// Whether objects are completed by it.
+    pub fn has_defaults(&self) -> bool {
+        let each = match &self.additional {
+            Additional::Each(each) => Some(&**each),
+            Additional::None | Additional::Any => None,
+        };
+        let below = self.properties.values().chain(self.items.as_deref()).chain(each);
+        self.default.is_some() || below.into_iter().any(Self::has_defaults)
+    }
+
     /// Whether fields that are not named are kept.
     pub fn keeps_others(&self) -> bool {
         self.preserves_unknown || matches!(self.additional, Additional::Any)

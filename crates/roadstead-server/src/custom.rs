@@ -116,6 +116,10 @@ impl Kind for Custom {
         defaults::apply(&self.structural, object);
     }
 
+    fn show(&self, object: &mut Value) {
+        defaults::apply(&self.structural, object);
+    }
+
     fn validate(&self, object: &Value, _: Option<&Value>, causes: &mut Causes) {
         validate::validate(&self.structural, object, "", causes);
     }

@@ -12,6 +12,7 @@ use serde_json::{Map, Value, json};
 
 use crate::registry::{KindRef, Registry, Resource};
 
+mod custom;
 mod gnostic;
 mod types;
 
@@ -115,34 +116,26 @@ fn definitions(schema: &Schema, resources: &[&Resource], style: Style) -> Map<St
     let mut needed = BTreeSet::new();
     let built_in = resources.iter().filter_map(|resource| resource.type_id);
     built_in.for_each(|id| collect(schema, id, &mut needed));
+    let customs: Vec<_> = resources
+        .iter()
+        .filter_map(|resource| match &resource.kind {
+            KindRef::Custom(kind) => Some((schema_name(resource), &**kind)),
+            KindRef::BuiltIn(_) => None,
+        })
+        .collect();
+    if !customs.is_empty() {
+        let id = schema.named(custom::METADATA).expect("all objects have metadata");
+        collect(schema, id, &mut needed);
+    }
     let named = needed.into_iter().map(|name| {
         let id = schema.named(&name).expect("collected from the schema");
         let value = types::definition(schema, &descriptions, schema.get(id), style);
         (name, value)
     });
-    let customs = resources.iter().filter_map(|resource| custom_definition(resource, style));
+    let customs = customs
+        .into_iter()
+        .map(|(name, kind)| (name, custom::definition(kind, &descriptions, style)));
     named.chain(customs).collect()
-}
-
-/// The schema of a custom kind, with what all objects have.
-fn custom_definition(resource: &Resource, style: Style) -> Option<(String, Value)> {
-    let KindRef::Custom(custom) = &resource.kind else { return None };
-    let info = resource.info();
-    let mut schema = match &custom.schema {
-        Value::Object(_) => custom.schema.clone(),
-        _ => json!({"type": "object"}),
-    };
-    for field in ["apiVersion", "kind"] {
-        schema["properties"][field] = json!({"type": "string"});
-    }
-    let metadata = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
-    schema["properties"]["metadata"] = match style {
-        Style::V2 => json!({"type": "object"}),
-        Style::V3 => json!({"type": "object", "description": metadata}),
-    };
-    schema["x-kubernetes-group-version-kind"] =
-        json!([{"group": info.group, "version": info.version, "kind": info.kind}]);
-    Some((schema_name(resource), schema))
 }
 
 /// `com.example.v1.Thing` for a custom kind of the group example.com.

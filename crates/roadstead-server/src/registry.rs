@@ -50,13 +50,20 @@ pub struct Resource {
     pub bucket: String,
     /// How the stored bytes of an object begin that need no conversion to be served.
     head: String,
+    /// Whether objects are completed when they are read: their schema may know more defaults than
+    /// it did when they were written.
+    completed: bool,
 }
 
 impl Resource {
     fn new(kind: KindRef, type_id: Option<TypeId>) -> Self {
         let bucket = kind.info().bucket();
         let head = object::head(&kind.info().api_version());
-        Self { kind, type_id, bucket, head }
+        let completed = match &kind {
+            KindRef::Custom(custom) => custom.structural.has_defaults(),
+            KindRef::BuiltIn(_) => false,
+        };
+        Self { kind, type_id, bucket, head, completed }
     }
 
     /// Names, scope and shape.
@@ -74,7 +81,7 @@ impl Resource {
 
     /// Whether stored bytes are served in another form.
     pub fn converts(&self, bytes: &[u8]) -> bool {
-        !bytes.starts_with(self.head.as_bytes())
+        self.completed || !bytes.starts_with(self.head.as_bytes())
     }
 
     /// Stored bytes in the form in which this kind is served.

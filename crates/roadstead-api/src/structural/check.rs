@@ -58,7 +58,9 @@ impl Checker<'_> {
         }
         if level == Level::Root {
             self.causes.forbidden(at(), "must not be used at the root");
-        } else if !schema.properties.is_empty() {
+        } else if !schema.properties.is_empty() && matches!(schema.additional, Additional::Each(_))
+        {
+            // Anything at all beside what is known contradicts nothing.
             self.causes.forbidden(at(), "additionalProperties and properties are mutual exclusive");
         }
     }

@@ -220,3 +220,76 @@ async fn status_and_scale_are_apart() {
     assert_eq!(found["spec"], json!({"size": {"count": 4}, "color": "red"}));
     assert_eq!(found["metadata"]["generation"], 2);
 }
+
+#[tokio::test]
+async fn defaults_of_a_newer_schema_hold_for_older_objects() {
+    let server = Server::new().await;
+    let definition = |size: Value| {
+        json!({"metadata": {"name": "boxes.example.com"}, "spec": {"group": "example.com",
+            "names": {"kind": "Box", "plural": "boxes"}, "scope": "Cluster", "versions": [{
+                "name": "v1", "served": true, "storage": true,
+                "additionalPrinterColumns": [{"name": "Size", "type": "string",
+                    "jsonPath": ".spec.size"}],
+                "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": {
+                    "type": "object", "properties": {"size": size}}}}}}]}})
+    };
+    let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+    let made = server.ask(&format!("POST {crds}"), definition(json!({"type": "string"}))).await;
+    assert_eq!(made.code, 201, "{}", made.text);
+    let boxes = "/apis/example.com/v1/boxes";
+    server.ask(&format!("POST {boxes}"), json!({"metadata": {"name": "a"}, "spec": {}})).await;
+    let newer = definition(json!({"type": "string", "default": "large"}));
+    let changed = json!({"spec": newer["spec"]});
+    let changed = server.ask(&format!("PATCH {crds}/boxes.example.com"), changed).await;
+    assert_eq!(changed.code, 200, "{}", changed.text);
+    let one = server.ask(&format!("GET {boxes}/a"), "").await.body;
+    assert_eq!(one["spec"]["size"], "large");
+    let all = server.ask(&format!("GET {boxes}"), "").await.body;
+    assert_eq!(all["items"][0]["spec"]["size"], "large");
+    let seen = server.watch(&format!("{boxes}?watch=true")).await;
+    assert_eq!(seen[0].1["spec"]["size"], "large");
+}
+
+#[tokio::test]
+async fn what_openapi_says_of_custom_kinds() {
+    let server = Server::new().await;
+    let crds = "POST /apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+    let definition = |kind: &str, schema: Value| {
+        let plural = format!("{}s", kind.to_lowercase());
+        json!({"metadata": {"name": format!("{plural}.example.com")}, "spec": {
+            "group": "example.com", "names": {"kind": kind, "plural": plural}, "scope": "Cluster",
+            "versions": [{"name": "v1", "served": true, "storage": true,
+                "schema": {"openAPIV3Schema": schema}}]}})
+    };
+    let known = json!({"type": "object", "description": "A thing.", "properties": {
+        "spec": {"type": "object", "x-kubernetes-preserve-unknown-fields": true,
+            "properties": {"a": {"type": "string"}}},
+        "free": {"type": "object", "properties": {"a": {"type": "string"}},
+            "additionalProperties": true}}});
+    let open = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
+    for (kind, schema) in [("Known", known), ("Open", open)] {
+        let made = server.ask(crds, definition(kind, schema)).await;
+        assert_eq!(made.code, 201, "{}", made.text);
+    }
+    let v2 = server.ask("GET /openapi/v2", "").await.body;
+    let known = &v2["definitions"]["com.example.v1.Known"];
+    let metadata = &known["properties"]["metadata"];
+    let reference = "#/definitions/io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
+    assert_eq!(metadata["$ref"], reference, "{known}");
+    for field in ["apiVersion", "kind", "metadata"] {
+        assert!(known["properties"][field]["description"].is_string(), "{field}");
+    }
+    // Fields that are named would forbid all others.
+    let preserved = json!({"x-kubernetes-preserve-unknown-fields": true});
+    assert_eq!(known["properties"]["spec"], preserved);
+    let open = &v2["definitions"]["com.example.v1.Open"];
+    assert_eq!((&open["type"], open.get("properties")), (&json!("object"), None), "{open}");
+    let v3 = server.ask("GET /openapi/v3/apis/example.com/v1", "").await.body;
+    let schemas = &v3["components"]["schemas"];
+    assert!(schemas["io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"].is_object());
+    let open = &schemas["com.example.v1.Open"];
+    assert_eq!(open["x-kubernetes-preserve-unknown-fields"], true, "{open}");
+    assert!(open["properties"]["metadata"]["description"].is_string());
+    let known = &schemas["com.example.v1.Known"];
+    assert!(known["properties"]["spec"]["properties"]["a"].is_object());
+}

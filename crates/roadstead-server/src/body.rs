@@ -113,7 +113,7 @@ pub fn decode_as(
     })?;
     let unknown = unknown.iter().map(|field| format!("unknown field {field:?}"));
     let twice = duplicates.iter().map(|field| format!("duplicate field {field:?}"));
-    let wrong: Vec<_> = twice.chain(unknown).collect();
+    let wrong: Vec<_> = unknown.chain(twice).collect();
     match query.get("fieldValidation") {
         "Ignore" => Ok(Vec::new()),
         "Strict" if !wrong.is_empty() => {

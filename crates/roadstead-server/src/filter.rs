@@ -98,14 +98,21 @@ impl Filter {
         }
         let object: Value = serde_json::from_slice(bytes).unwrap_or_default();
         self.fields.iter().all(|(pointer, condition)| {
-            let found = match object.pointer(pointer) {
-                Some(Value::String(text)) => text.clone(),
-                None | Some(Value::Null) => absent(pointer).to_owned(),
-                Some(other) => other.to_string(),
-            };
+            let found = text_at(&object, pointer);
             (found == condition.value) == condition.equal
         })
     }
+}
+
+/// The value of a field as a selector sees it; of several that are joined by a bar the first that
+/// says something.
+fn text_at(object: &Value, pointers: &str) -> String {
+    let of = |pointer: &str| match object.pointer(pointer) {
+        Some(Value::String(text)) => text.clone(),
+        None | Some(Value::Null) => absent(pointer).to_owned(),
+        Some(other) => other.to_string(),
+    };
+    pointers.split('|').map(of).find(|text| !text.is_empty()).unwrap_or_default()
 }
 
 /// What a field that is not there counts as: numbers and flags are never empty.

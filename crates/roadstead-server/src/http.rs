@@ -285,7 +285,10 @@ async fn answer(asked: Asked, body: Bytes) -> Result<Response<Body>, ApiError> {
         resource,
         target,
         query,
-        view: View::choose(accept, Query::parse(parts.uri.query()).get("includeObject"))?,
+        view: match resource.info().review {
+            true => View::plain(accept)?,
+            false => View::choose(accept, Query::parse(parts.uri.query()).get("includeObject"))?,
+        },
         media_type: header(CONTENT_TYPE).unwrap_or(""),
         manager,
         body,

@@ -99,7 +99,11 @@ pub async fn list(call: &Call<'_>) -> Result<Response<Body>, ApiError> {
     })?;
     let (mut next, mut remaining) = (String::new(), None);
     if let Some(last) = page.entries.last().filter(|_| page.more) {
-        let served = served + page.entries.len();
+        let served = match token.as_ref().is_some_and(|token| token.revision == NEWEST) {
+            // The state that was counted so far is gone.
+            true => page.total.saturating_sub(after(api, resource, &filter, &last.key.path)?),
+            false => served + page.entries.len(),
+        };
         // An estimate: what is counted is the newest state.
         remaining = (!filter.looks_inside()).then(|| page.total.saturating_sub(served).max(1));
         let revision = i64::try_from(page.revision.0).unwrap_or(NEWEST);
@@ -107,6 +111,12 @@ pub async fn list(call: &Call<'_>) -> Result<Response<Body>, ApiError> {
     }
     let listed = Listed { entries: page.entries, revision: page.revision, next, remaining };
     Ok(view.many(resource, listed, flow))
+}
+
+/// How many objects come after a path, now.
+fn after(api: &Api, resource: &Resource, filter: &Filter, path: &str) -> Result<usize, ApiError> {
+    let all = api.store.list(&resource.bucket, filter.prefix(), None)?.entries;
+    Ok(all.iter().filter(|entry| *entry.key.path > *path).count())
 }
 
 /// The first objects that pass a filter, looked for outside the store.

@@ -68,6 +68,15 @@ impl View {
         choices.into_iter().next().ok_or_else(ApiError::not_acceptable)
     }
 
+    /// The object itself, if the client takes it: the answer to a question has no other form.
+    pub fn plain(accept: &str) -> Result<Self, ApiError> {
+        let plain: Vec<_> = accept.split(',').filter(|choice| !choice.contains("as=")).collect();
+        match plain.is_empty() {
+            true => Err(ApiError::not_acceptable()),
+            false => Self::choose(&plain.join(","), ""),
+        }
+    }
+
     /// One object as the answer to a request about it.
     pub fn one(self, resource: &Resource, entry: &Entry, now: Timestamp) -> Bytes {
         match self {

@@ -73,7 +73,7 @@ impl Kind for Event {
             ("involvedObject.fieldPath", "/involvedObject/fieldPath"),
             ("reason", "/reason"),
             ("reportingComponent", "/reportingComponent"),
-            ("source", "/source/component"),
+            ("source", "/source/component|/reportingComponent"),
             ("type", "/type"),
         ]
     }

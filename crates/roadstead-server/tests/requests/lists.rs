@@ -50,7 +50,10 @@ async fn an_expired_page_says_how_to_go_on() {
     let fresh = gone.body["metadata"]["continue"].as_str().unwrap();
     let rest = server.ask(&format!("GET {MAPS}?limit=2&continue={fresh}"), "").await;
     assert_eq!(names(&rest.body), "c d", "from the same place, as it is now");
-    assert!(rest.body["metadata"]["continue"].is_string());
+    assert_eq!(rest.body["metadata"]["remainingItemCount"], 20, "nobody has seen aa");
+    let next = rest.body["metadata"]["continue"].as_str().unwrap();
+    let page = server.ask(&format!("GET {MAPS}?limit=5&continue={next}"), "").await.body;
+    assert_eq!(page["metadata"]["remainingItemCount"], 15);
 }
 
 #[tokio::test]

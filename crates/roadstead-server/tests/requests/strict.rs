@@ -11,9 +11,9 @@ async fn what_is_given_twice() {
     let server = Server::new().await;
     let twice = r#"{"metadata": {"name": "NAME"}, "data": {"a": "1", "a": "2"}, "dat": {}}"#;
     let words = "ConfigMap in version \"v1\" cannot be handled as a ConfigMap: strict decoding \
-        error: duplicate field \"data.a\", unknown field \"dat\"";
+        error: unknown field \"dat\", duplicate field \"data.a\"";
     let warnings =
-        ["299 - \"duplicate field \\\"data.a\\\"\"", "299 - \"unknown field \\\"dat\\\"\""];
+        ["299 - \"unknown field \\\"dat\\\"\"", "299 - \"duplicate field \\\"data.a\\\"\""];
     let yaml = "metadata: {name: NAME}\ndata:\n  a: '1'\n  a: '2'\ndat: {}\n";
     let bodies = [("json", "application/json", twice), ("yaml", "application/yaml", yaml)];
     for (name, media_type, body) in bodies {

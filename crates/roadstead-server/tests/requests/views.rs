@@ -1,5 +1,6 @@
 //! Kinds that show the objects of another: events.k8s.io and autoscaling/v1.
 
+use roadstead_server::api::User;
 use serde_json::json;
 
 use crate::server::Server;
@@ -114,4 +115,17 @@ async fn objects_in_yaml() {
         "{}",
         answer.text
     );
+}
+
+#[tokio::test]
+async fn a_question_is_no_table() {
+    let server = Server::new().await;
+    let path = "POST /apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+    let table = "application/json;as=Table;v=v1;g=meta.k8s.io";
+    let both = format!("{table},application/json");
+    for (accept, code) in [(table, 406), ("application/json", 201), (both.as_str(), 201)] {
+        let headers = [("accept", accept)];
+        let answer = server.ask_by(User::component(), &headers, path).await;
+        assert_eq!(answer.code, code, "{accept}: {}", answer.text);
+    }
 }

@@ -15,6 +15,8 @@ pub enum Mistake {
     NotSupported,
     /// Nothing may be there.
     Forbidden,
+    /// The value names something that does not exist.
+    NotFound,
     /// The same value is there already.
     Duplicate,
     /// The value is too long.
@@ -32,6 +34,7 @@ impl Mistake {
             Mistake::Invalid => "FieldValueInvalid",
             Mistake::NotSupported => "FieldValueNotSupported",
             Mistake::Forbidden => "FieldValueForbidden",
+            Mistake::NotFound => "FieldValueNotFound",
             Mistake::Duplicate => "FieldValueDuplicate",
             Mistake::TooLong => "FieldValueTooLong",
             Mistake::TooMany => "FieldValueTooMany",
@@ -45,6 +48,7 @@ impl Mistake {
             Mistake::Invalid | Mistake::TypeInvalid => "Invalid value",
             Mistake::NotSupported => "Unsupported value",
             Mistake::Forbidden => "Forbidden",
+            Mistake::NotFound => "Not found",
             Mistake::Duplicate => "Duplicate value",
             Mistake::TooLong => "Too long",
             Mistake::TooMany => "Too many",
@@ -121,6 +125,11 @@ impl Causes {
     /// Nothing may be there.
     pub fn forbidden(&mut self, field: impl Into<String>, detail: &str) {
         self.add(Mistake::Forbidden, field, &[&detail]);
+    }
+
+    /// The value names something that does not exist.
+    pub fn not_found(&mut self, field: impl Into<String>, value: &Value) {
+        self.add(Mistake::NotFound, field, &[value]);
     }
 
     /// The value is there twice.

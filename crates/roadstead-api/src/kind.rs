@@ -52,6 +52,8 @@ pub struct Info {
     pub generation: bool,
     /// Which fields of the metadata it counts too.
     pub counted: &'static [&'static str],
+    /// Whether a new object may bring its status.
+    pub status_on_create: bool,
     /// Which fields of the metadata a write to `/status` leaves as they were. It may change all
     /// others, as upstream's strategies let it: controllers keep notes there.
     pub status_keeps: &'static [&'static str],
@@ -92,6 +94,7 @@ impl Info {
             scale: false,
             generation: false,
             counted: &[],
+            status_on_create: false,
             status_keeps: &[],
             create_on_update: false,
             delete_returns_object: false,
@@ -228,6 +231,12 @@ pub trait Kind: Send + Sync {
         self.validate(object, Some(old), causes);
     }
 
+    /// Says what is wrong with a change through another subresource, which leaves all but its own
+    /// field as it was.
+    fn validate_subresource(&self, object: &Value, old: &Value, causes: &mut Causes) {
+        self.validate(object, Some(old), causes);
+    }
+
     /// Says what is worth a warning; each becomes a line on the user's terminal.
     fn warnings(&self, _object: &Value) -> Vec<String> {
         Vec::new()
@@ -261,7 +270,8 @@ pub trait Kind: Send + Sync {
     }
 
     /// Which fields, besides name and namespace, a field selector may ask for: the label and the
-    /// JSON pointer to its value in the form in which objects are kept.
+    /// JSON pointer to its value in the form in which objects are kept, or several joined by a bar
+    /// of which the first counts that is not empty.
     fn selectable(&self) -> &'static [(&'static str, &'static str)] {
         &[]
     }

@@ -67,6 +67,16 @@ pub fn default_to(object: &mut Value, field: &str, value: impl Into<Value>) {
     }
 }
 
+/// As [`default_to`], for fields of which an empty text or a zero says nothing: in Go they are not
+/// pointers, so clients in Go send them when they mean nothing.
+pub fn default_blank(object: &mut Value, field: &str, value: impl Into<Value>) {
+    let blank = |own: &Value| own == "" || own.as_i64() == Some(0);
+    if object.get(field).is_some_and(blank) {
+        object[field] = Value::Null;
+    }
+    default_to(object, field, value);
+}
+
 /// The object behind a field, made empty if it is absent.
 pub fn child<'a>(object: &'a mut Value, field: &str) -> &'a mut Value {
     if !object[field].is_object() {

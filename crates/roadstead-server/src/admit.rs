@@ -1,27 +1,81 @@
-//! What a new pod gets from other objects: an account that must exist, and a priority by its class.
+//! What new objects get from other objects: pods an account that must exist and a priority by their
+//! class, Ingresses a class.
 
+use roadstead_api::kinds::pod;
 use roadstead_api::look::{Look, child, default_to};
 use serde_json::{Value, json};
 
 use crate::api::Api;
 use crate::error::ApiError;
 use crate::object;
+use crate::plugins::Plugin;
 use crate::registry::{Registry, Resource};
 
-/// Completes a new object, if it is a pod.
+const INGRESSES: &str = "ingresses.networking.k8s.io";
+
+/// Completes a new object.
 pub fn complete(
     api: &Api,
     resource: &Resource,
     namespace: &str,
     object: &mut Value,
 ) -> Result<(), ApiError> {
-    if resource.bucket != "pods" {
-        return Ok(());
-    }
     let registry = api.registry();
-    check_account(api, &registry, resource, namespace, object)?;
-    let class = class(api, &registry, resource, object)?;
-    prioritise(resource, class.as_ref(), object)
+    match resource.bucket.as_str() {
+        "pods" => complete_pod(api, &registry, resource, namespace, object),
+        INGRESSES if api.has(Plugin::DefaultIngressClass) => classify(api, &registry, object),
+        _ => Ok(()),
+    }
+}
+
+/// Completes a new state of an object.
+pub fn complete_update(api: &Api, resource: &Resource, object: &mut Value) {
+    if resource.bucket == "pods" && api.has(Plugin::DefaultTolerationSeconds) {
+        pod::tolerate_lost_nodes(child(object, "spec"));
+    }
+}
+
+fn complete_pod(
+    api: &Api,
+    registry: &Registry,
+    resource: &Resource,
+    namespace: &str,
+    object: &mut Value,
+) -> Result<(), ApiError> {
+    if api.has(Plugin::ServiceAccount) {
+        check_account(api, registry, resource, namespace, object)?;
+        pod::give_account(child(object, "spec"));
+    }
+    if api.has(Plugin::Priority) {
+        let class = class(api, registry, resource, object)?;
+        prioritise(resource, class.as_ref(), object)?;
+    }
+    complete_update(api, resource, object);
+    Ok(())
+}
+
+/// Gives an Ingress that says nothing of a class the default one: of several the newest.
+fn classify(api: &Api, registry: &Registry, ingress: &mut Value) -> Result<(), ApiError> {
+    let annotated =
+        |object: &Value, name: &str| object["metadata"]["annotations"].get(name).cloned();
+    let named = ingress.has("/spec/ingressClassName")
+        || annotated(ingress, "kubernetes.io/ingress.class").is_some();
+    let classes = registry.find("networking.k8s.io", "v1", "ingressclasses");
+    let Some(classes) = classes.filter(|_| !named) else { return Ok(()) };
+    let found = api.store.list(&classes.bucket, "", None)?.entries;
+    let defaults = found.iter().map(|entry| object::value(entry)).filter(|class| {
+        let marked = annotated(class, "ingressclass.kubernetes.io/is-default-class");
+        marked.is_some_and(|own| own == "true")
+    });
+    let newest = defaults.max_by(|one, other| {
+        let age = |class: &Value| class.text("/metadata/creationTimestamp").to_owned();
+        let name = |class: &Value| class.text("/metadata/name").to_owned();
+        age(one).cmp(&age(other)).then_with(|| name(other).cmp(&name(one)))
+    });
+    if let Some(class) = newest {
+        child(ingress, "spec")["ingressClassName"] = class["metadata"]["name"].clone();
+    }
+    Ok(())
 }
 
 fn refusal(resource: &Resource, pod: &Value, why: &str) -> ApiError {
@@ -91,5 +145,6 @@ fn prioritise(resource: &Resource, class: Option<&Value>, pod: &mut Value) -> Re
         default_to(spec, "priorityClassName", class.text("/metadata/name"));
         default_to(spec, "preemptionPolicy", class["preemptionPolicy"].clone());
     }
+    default_to(spec, "preemptionPolicy", "PreemptLowerPriority");
     Ok(())
 }

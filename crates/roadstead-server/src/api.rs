@@ -16,6 +16,7 @@ use crate::allocate::ranges::Ranges;
 use crate::audit::Audit;
 use crate::limits::Limits;
 use crate::metrics::Metrics;
+use crate::plugins::{Plugin, Plugins};
 use crate::rbac::Rbac;
 use crate::receive::Bodies;
 use crate::registry::{Catalog, Registry};
@@ -80,6 +81,7 @@ pub struct Api {
     pub(crate) unreadable: Unreadable,
     /// Who must have taken in a write before it is acknowledged.
     pub(crate) settled: OnceLock<Settled>,
+    plugins: OnceLock<Plugins>,
 }
 
 impl Api {
@@ -111,7 +113,19 @@ impl Api {
             config,
             tokens,
             settled: OnceLock::new(),
+            plugins: OnceLock::new(),
         })
+    }
+
+    /// Leaves out what the operator does not want to be done to new objects. Only the first choice
+    /// counts.
+    pub fn set_plugins(&self, plugins: Plugins) {
+        let _ = self.plugins.set(plugins);
+    }
+
+    /// Whether an admission plugin does its work.
+    pub(crate) fn has(&self, plugin: Plugin) -> bool {
+        self.plugins.get().is_none_or(|plugins| plugins.has(plugin))
     }
 
     /// From now on writes wait until this component has taken them in. Only the first one counts.

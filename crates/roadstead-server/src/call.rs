@@ -28,6 +28,9 @@ use crate::{
     watch, write,
 };
 
+/// Containers that are added to a running pod to look at it.
+const EPHEMERAL: &str = "ephemeralcontainers";
+
 /// A request about objects, taken apart.
 pub struct Call<'a> {
     /// The server.
@@ -69,7 +72,7 @@ impl Call<'_> {
             ("GET", "", _) if self.query.flag("watch") => self.watch(),
             ("GET", "", _) => read::list(self).await,
             ("GET", _, "") if self.query.flag("watch") => self.watch(),
-            ("GET", _, "" | "status" | "approval") => self.get(),
+            ("GET", _, "" | "status" | "approval" | EPHEMERAL) => self.get(),
             ("GET", _, "scale") => self.get_scale(),
             ("POST", "", _) => self.create().await,
             ("POST", _, "binding") => self.bind().await,
@@ -77,10 +80,12 @@ impl Call<'_> {
             ("POST", _, "eviction") => self.evict().await,
             ("PUT", _, "") => self.replace(Part::Main).await,
             ("PUT", _, "status" | "approval") => self.replace(Part::Status).await,
+            ("PUT", _, EPHEMERAL) => self.replace(Part::Field("ephemeralContainers")).await,
             ("PUT", _, "scale") => self.replace_scale().await,
             ("PUT", _, "finalize") => self.finalize().await,
             ("PATCH", _, "") => self.patch(Part::Main).await,
             ("PATCH", _, "status" | "approval") => self.patch(Part::Status).await,
+            ("PATCH", _, EPHEMERAL) => self.patch(Part::Field("ephemeralContainers")).await,
             ("PATCH", _, "scale") => self.patch_scale().await,
             ("DELETE", "", _) => self.delete_many().await,
             ("DELETE", _, "") => self.delete().await,

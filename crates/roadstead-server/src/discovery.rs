@@ -2,6 +2,9 @@
 
 use std::cmp::Reverse;
 
+use aws_lc_rs::digest::{SHA256, digest};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use roadstead_api::kind::Info;
 use serde_json::{Value, json};
 
@@ -80,7 +83,41 @@ fn by_group(registry: &Registry) -> Vec<(&str, Vec<&str>)> {
     for (_, versions) in &mut all {
         versions.sort_by_key(|version| priority(version));
     }
+    // Those of the same rank by name, as upstream sorts them.
+    all.sort_by_key(|(group, _)| (rank(group), *group));
     all
+}
+
+/// Where upstream puts a group: kinds of the same name are looked for in this order. Groups that
+/// users define come last.
+fn rank(group: &str) -> usize {
+    const ORDER: [&str; 17] = [
+        "",
+        "apps",
+        "events.k8s.io",
+        "authentication.k8s.io",
+        "authorization.k8s.io",
+        "autoscaling",
+        "batch",
+        "certificates.k8s.io",
+        "networking.k8s.io",
+        "policy",
+        "rbac.authorization.k8s.io",
+        "storage.k8s.io",
+        "apiextensions.k8s.io",
+        "scheduling.k8s.io",
+        "coordination.k8s.io",
+        "node.k8s.io",
+        "discovery.k8s.io",
+    ];
+    ORDER.iter().position(|known| *known == group).unwrap_or(ORDER.len())
+}
+
+/// What clients compare to see whether objects are still kept in the same form.
+fn storage_version_hash(info: &Info) -> String {
+    let kind = format!("{}/{}/{}", info.stored_group, info.stored_version, info.kind);
+    let hash = digest(&SHA256, kind.as_bytes());
+    STANDARD.encode(&hash.as_ref()[..8])
 }
 
 /// Released versions come before betas, betas before alphas, higher numbers first, and whatever
@@ -135,11 +172,7 @@ pub fn paths(registry: &Registry) -> Value {
 pub fn resources(registry: &Registry, group: &str, version: &str) -> Option<Value> {
     let mut resources = Vec::new();
     for info in infos(registry, group, version) {
-        resources.push(json!({
-            "name": info.plural, "singularName": info.singular, "namespaced": info.namespaced,
-            "kind": info.kind, "verbs": verbs(info), "shortNames": info.short_names,
-            "categories": info.categories,
-        }));
+        resources.push(resource(info));
         for subresource in subresources(info) {
             let (g, v) = subresource.gv;
             resources.push(json!({
@@ -155,6 +188,21 @@ pub fn resources(registry: &Registry, group: &str, version: &str) -> Option<Valu
         json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": gv,
             "resources": resources})
     })
+}
+
+fn resource(info: &Info) -> Value {
+    let mut resource = json!({"name": info.plural, "singularName": info.singular,
+        "namespaced": info.namespaced, "kind": info.kind, "verbs": verbs(info)});
+    if !info.short_names.is_empty() {
+        resource["shortNames"] = json!(info.short_names);
+    }
+    if !info.categories.is_empty() {
+        resource["categories"] = json!(info.categories);
+    }
+    if !info.review {
+        resource["storageVersionHash"] = storage_version_hash(info).into();
+    }
+    resource
 }
 
 /// `/api` or `/apis`, aggregated.
@@ -215,7 +263,7 @@ struct Subresource {
 }
 
 /// What upstream hands on to nodes and pods, and we do not.
-const STREAMS: [&str; 5] = ["log", "exec", "attach", "portforward", "ephemeralcontainers"];
+const STREAMS: [&str; 4] = ["log", "exec", "attach", "portforward"];
 
 /// Fails if we do not serve this below objects of a kind.
 pub fn check_subresource(info: &Info, name: &str) -> Result<(), ApiError> {
@@ -263,6 +311,7 @@ fn subresources(info: &Info) -> Vec<Subresource> {
         _ if !info.group.is_empty() => {}
         "pods" => {
             all.push(proxy("PodProxyOptions"));
+            all.push(Subresource { name: "ephemeralcontainers", kind: "Pod", gv, verbs });
             let verbs = &["create"];
             all.push(Subresource { name: "binding", kind: "Binding", gv, verbs });
             let gv = ("policy", "v1");
@@ -290,6 +339,19 @@ fn infos<'a>(
 ) -> impl Iterator<Item = &'a Info> + 'a {
     let infos = registry.iter().map(|resource| resource.info());
     infos.filter(move |info| info.group == group && info.version == version)
+}
+
+#[test]
+fn groups_and_hashes_are_those_of_upstream() {
+    use roadstead_store::store::Store;
+    let registry = crate::registry::Catalog::new(Store::memory()).now();
+    let groups = by_group(&registry).into_iter().map(|(group, _)| group);
+    let known = ["", "apps", "events.k8s.io", "authentication.k8s.io", "authorization.k8s.io"];
+    assert_eq!(groups.take(5).collect::<Vec<_>>(), known);
+    let pods = registry.core("pods").info();
+    assert_eq!(storage_version_hash(pods), "xPOwRZ+Yhw8=");
+    let events = registry.find("events.k8s.io", "v1", "events").unwrap().info();
+    assert_eq!(storage_version_hash(events), "r2yiGXH7wu8=", "kept in the form of the core group");
 }
 
 #[test]

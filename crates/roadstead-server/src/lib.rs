@@ -40,6 +40,7 @@ mod metrics;
 mod object;
 mod openapi;
 mod patch;
+pub mod plugins;
 mod proxy;
 mod rbac;
 mod read;

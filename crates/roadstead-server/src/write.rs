@@ -53,6 +53,8 @@ pub enum Part {
     Main,
     /// The status, and what its writers may say about the object in its metadata.
     Status,
+    /// One field of the spec, and nothing else.
+    Field(&'static str),
     /// Everything as it is given: used by the server itself.
     Whole,
 }
@@ -134,7 +136,7 @@ pub async fn create(context: &Context<'_>, mut object: Value) -> Result<Written,
             metadata.insert("generation".into(), 1.into());
         }
     }
-    if info.status {
+    if info.status && !info.status_on_create {
         object.as_object_mut().map(|fields| fields.remove("status"));
     }
     let Some(prefix) = generate else {
@@ -227,6 +229,9 @@ pub async fn update(
         unreadable::check_one(api, resource, &key)?;
         let old = resource.value(&entry);
         let mut new = change(&old)?;
+        if part == Part::Main {
+            admit::complete_update(api, resource, &mut new);
+        }
         check_identity(resource, &old, &mut new, namespace, name)?;
         let expected = new.text("/metadata/resourceVersion");
         if !expected.is_empty() && expected != entry.revision.to_string() {
@@ -246,7 +251,7 @@ pub async fn update(
         }
         let warnings = match part {
             Part::Status => resource.kind.status_warnings(&new),
-            Part::Main | Part::Whole => resource.kind.warnings(&new),
+            Part::Main | Part::Field(_) | Part::Whole => resource.kind.warnings(&new),
         };
         if is_released(&new) {
             // What the new state would have taken is not taken: the object goes.
@@ -401,6 +406,16 @@ fn merge_parts(resource: &Resource, part: Part, old: &Value, new: &mut Value) {
             metadata::keep(old, new, resource.info().status_keeps);
             resource.kind.prepare_status(old, new);
         }
+        Part::Field(field) => {
+            let given = std::mem::replace(new, old.clone());
+            if let Some(owners) = given["metadata"].get("managedFields") {
+                new["metadata"]["managedFields"] = owners.clone();
+            }
+            match given["spec"].get(field) {
+                Some(value) => child(new, "spec")[field] = value.clone(),
+                None => drop(child(new, "spec").as_object_mut().map(|spec| spec.remove(field))),
+            }
+        }
         Part::Main => {
             if resource.info().status {
                 take_status(old, new);
@@ -433,6 +448,9 @@ fn validate(
     }
     match (part, old) {
         (Part::Status, Some(old)) => resource.kind.validate_status(object, old, &mut causes),
+        (Part::Field(_), Some(old)) => {
+            resource.kind.validate_subresource(object, old, &mut causes);
+        }
         _ => resource.kind.validate(object, old, &mut causes),
     }
     if causes.0.is_empty() {

@@ -14,6 +14,7 @@ use roadstead_server::api::{Api, Config, Services};
 use roadstead_server::audit::{Audit, Policy};
 use roadstead_server::identity::Authority;
 use roadstead_server::known_tokens::Known;
+use roadstead_server::plugins::Plugins;
 use roadstead_server::receive::Patience;
 use roadstead_server::secret_file::{append_private, write_secret};
 use roadstead_server::serve::Door;
@@ -22,6 +23,7 @@ use roadstead_server::{bootstrap, serve};
 use roadstead_store::store::Store;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+use tracing::warn;
 
 use crate::data_directory::DataDirectory;
 use crate::store_args::StoreArgs;
@@ -42,8 +44,14 @@ pub struct Args {
     /// Where to write the admin's kubeconfig once the server is ready.
     #[arg(long, default_value = "roadstead.kubeconfig", value_name = "FILE")]
     kubeconfig_out: PathBuf,
+    /// The address under which pods and other machines reach this server: the endpoint of the Service
+    /// kubernetes. Unless it is given, the one of --listen if others can reach that.
+    #[arg(long, value_name = "ADDRESS")]
+    advertise_address: Option<IpAddr>,
     #[command(flatten)]
     services: ServiceArgs,
+    #[command(flatten)]
+    plugins: PluginArgs,
     /// Tokens that are known from the start: `token,user,uid,"group1,group2"` on each line. A line
     /// that is not like that, an empty token or one that is there twice ends the start.
     #[arg(long, value_name = "FILE")]
@@ -52,6 +60,34 @@ pub struct Args {
     audit: AuditArgs,
     #[command(flatten)]
     store: StoreArgs,
+}
+
+/// What is done to new objects.
+#[derive(Clone, Debug, Parser)]
+pub struct PluginArgs {
+    /// Admission plugins to switch off, by upstream's names: DefaultIngressClass,
+    /// DefaultTolerationSeconds, Priority, ServiceAccount.
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    disable_admission_plugins: Vec<String>,
+    /// Admission plugins to switch on; all that this server has are on unless switched off.
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    enable_admission_plugins: Vec<String>,
+}
+
+impl PluginArgs {
+    /// What is to be done; says which of it this server cannot do.
+    pub fn settle(&self) -> anyhow::Result<Plugins> {
+        let plugins =
+            Plugins::choose(&self.enable_admission_plugins, &self.disable_admission_plugins)
+                .map_err(anyhow::Error::msg)?;
+        for name in &plugins.missing {
+            if name == "DenyServiceExternalIPs" {
+                bail!("{name} is switched on by --deny-service-external-ips");
+            }
+            warn!(plugin = name, "this server does not have the admission plugin");
+        }
+        Ok(plugins)
+    }
 }
 
 /// Addresses and ports of Services.
@@ -216,7 +252,8 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         listen: args.listen,
         service_range,
         services,
-        advertise: None,
+        advertise: advertised(args.advertise_address, args.listen)?,
+        plugins: args.plugins.settle()?,
     };
     let server = start(setup, stop).await?;
     server.write_kubeconfig(&authority, &args.kubeconfig_out)?;
@@ -254,17 +291,39 @@ pub struct Setup<'a> {
     pub service_range: IpNet,
     pub services: Services,
     pub advertise: Option<IpAddr>,
+    pub plugins: Plugins,
+}
+
+/// The endpoint of the Service kubernetes: what the operator says, or where we listen if that is
+/// not for this machine alone.
+fn advertised(given: Option<IpAddr>, listen: SocketAddr) -> anyhow::Result<Option<IpAddr>> {
+    let local = |ip: &IpAddr| ip.is_loopback() || ip.is_unspecified() || ip.is_multicast();
+    match given {
+        Some(ip) if local(&ip) => bail!("--advertise-address {ip}: nobody else can reach it"),
+        Some(ip) => Ok(Some(ip)),
+        None => Ok(Some(listen.ip()).filter(|ip| !local(ip))),
+    }
 }
 
 /// Starts an API server.
 pub async fn start(setup: Setup<'_>, stop: CancellationToken) -> anyhow::Result<Server> {
-    let Setup { authority, tokens, audit, store, listen, service_range, services, advertise } =
-        setup;
+    let Setup {
+        authority,
+        tokens,
+        audit,
+        store,
+        listen,
+        service_range,
+        services,
+        advertise,
+        plugins,
+    } = setup;
     let listener = bind(listen).await?;
     let address = listener.local_addr().context("a bound socket has an address")?;
     let advertise = advertise.map(|ip| (ip, address.port()));
     let config = Config { service_range, advertise, audit };
     let api = Api::with_services(store, config, services, tokens);
+    api.set_plugins(plugins);
     bootstrap::run(&api)
         .await
         .map_err(|error| anyhow::anyhow!("cannot prepare the cluster: {}", error.message))?;
@@ -411,6 +470,26 @@ mod tests {
             "fd00::/48",
         ] {
             assert!(settle(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_is_advertised() {
+        // The flag, where the server listens, and the endpoint; `!` is an error.
+        let cases = [
+            ("", "127.0.0.1:6443", ""),
+            ("", "0.0.0.0:6443", ""),
+            ("", "192.0.2.1:6443", "192.0.2.1"),
+            ("192.0.2.2", "0.0.0.0:6443", "192.0.2.2"),
+            ("fd00::1", "127.0.0.1:6443", "fd00::1"),
+            ("127.0.0.1", "0.0.0.0:6443", "!"),
+            ("0.0.0.0", "192.0.2.1:6443", "!"),
+        ];
+        for (given, listen, want) in cases {
+            let found = advertised(given.parse().ok(), listen.parse().unwrap());
+            let found =
+                found.map_or("!".to_owned(), |ip| ip.map_or(String::new(), |ip| ip.to_string()));
+            assert_eq!(found, want, "{given} {listen}");
         }
     }
 }

@@ -53,6 +53,8 @@ pub struct Args {
     node_name: Option<String>,
     #[command(flatten)]
     services: apiserver::ServiceArgs,
+    #[command(flatten)]
+    plugins: apiserver::PluginArgs,
     /// Where the addresses of pods come from; this node takes the first /24 of it.
     #[arg(long, value_name = "CIDR", default_value = "10.244.0.0/16")]
     cluster_cidr: Ipv4Net,
@@ -266,6 +268,7 @@ async fn serve(
         service_range,
         services,
         advertise: privileged.then_some(plan.internal_ip),
+        plugins: plan.args.plugins.settle()?,
     };
     let server = apiserver::start(setup, stop.clone()).await?;
     let own_port = server.address.port();

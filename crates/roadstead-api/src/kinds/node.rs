@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::kind::{Column, Info, Kind, age_cell, name_cell, or_none};
-use crate::look::Look;
+use crate::look::{Look, child, default_to};
 
 pub struct Node;
 
@@ -12,12 +12,20 @@ static INFO: Info = Info {
     short_names: &["no"],
     namespaced: false,
     status: true,
+    // A node says of itself what it is.
+    status_on_create: true,
     ..Info::new("", "v1", "Node", "nodes", "node")
 };
 
 impl Kind for Node {
     fn info(&self) -> &'static Info {
         &INFO
+    }
+
+    fn default(&self, object: &mut Value) {
+        if let Some(capacity) = object.pointer("/status/capacity").cloned() {
+            default_to(child(object, "status"), "allocatable", capacity);
+        }
     }
 
     fn columns(&self) -> &'static [Column] {

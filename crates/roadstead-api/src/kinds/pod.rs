@@ -7,10 +7,10 @@ use crate::age::age_of;
 use crate::invalid::Causes;
 use crate::kind::{Column, Info, Kind, age_cell, name_cell, or_none};
 use crate::kinds::pod_spec;
-use crate::look::{Look, child, default_to};
+use crate::look::{Look, child, default_blank, default_to};
 use crate::quantity;
 
-pub struct Pod;
+pub(super) struct Pod;
 
 static INFO: Info = Info {
     short_names: &["po"],
@@ -31,17 +31,18 @@ impl Kind for Pod {
     fn default(&self, object: &mut Value) {
         let spec = child(object, "spec");
         pod_spec::default(spec);
-        default_to(spec, "enableServiceLinks", true);
+        pod_spec::default_pod(spec);
+        if let Some(status) = object.get_mut("status") {
+            agree_on_addresses(status);
+        }
     }
 
     fn prepare_create(&self, object: &mut Value) {
-        admit(child(object, "spec"));
         object["status"] = json!({"phase": "Pending", "qosClass": service_class(object)});
     }
 
     fn prepare_update(&self, old: &Value, new: &mut Value) {
         let spec = child(new, "spec");
-        tolerate_lost_nodes(spec);
         for field in ["priority", "preemptionPolicy"] {
             if let Some(value) = old["spec"].get(field) {
                 default_to(spec, field, value.clone());
@@ -49,11 +50,27 @@ impl Kind for Pod {
         }
     }
 
+    fn prepare_status(&self, old: &Value, new: &mut Value) {
+        // It was decided when the pod was made.
+        if let Some(class) = old.pointer("/status/qosClass") {
+            default_blank(child(new, "status"), "qosClass", class.clone());
+        }
+    }
+
     fn validate(&self, object: &Value, old: Option<&Value>, causes: &mut Causes) {
         pod_spec::validate(&object["spec"], "spec", causes);
-        let Some(old) = old else { return };
+        let Some(old) = old else {
+            if !object.list("/spec/ephemeralContainers").is_empty() {
+                let why = "cannot be set on create";
+                causes.forbidden("spec.ephemeralContainers", why);
+            }
+            return;
+        };
         validate_changes(old, object, causes);
-        if frozen(old) != frozen(object) {
+        // What was stored before we knew all defaults is not changed by them.
+        let mut known = old.clone();
+        self.default(&mut known);
+        if frozen(&known) != frozen(object) {
             causes.forbidden(
                 "spec",
                 "pod updates may not change fields other than \
@@ -63,6 +80,10 @@ impl Kind for Pod {
                  was previously negative)",
             );
         }
+    }
+
+    fn validate_subresource(&self, object: &Value, old: &Value, causes: &mut Causes) {
+        validate_ephemeral_containers(old, object, causes);
     }
 
     fn columns(&self) -> &'static [Column] {
@@ -112,18 +133,49 @@ impl Kind for Pod {
     }
 }
 
-/// What upstream's admission adds to every new pod: an account, a priority, and five minutes of
-/// patience with a node that does not answer.
-fn admit(spec: &mut Value) {
-    default_to(spec, "serviceAccountName", "default");
-    let account = spec["serviceAccountName"].clone();
-    default_to(spec, "serviceAccount", account);
-    default_to(spec, "priority", 0);
-    default_to(spec, "preemptionPolicy", "PreemptLowerPriority");
-    tolerate_lost_nodes(spec);
+/// One address and many say the same; where they do not, old node agents meant the one.
+fn agree_on_addresses(status: &mut Value) {
+    let one = status.text("/podIP").to_owned();
+    let first = status.text("/podIPs/0/ip").to_owned();
+    if one.is_empty() && !first.is_empty() {
+        status["podIP"] = first.into();
+    } else if one != first {
+        status["podIPs"] = json!([{"ip": one}]);
+    }
 }
 
-fn tolerate_lost_nodes(spec: &mut Value) {
+/// What a new list of ephemeral containers may do: add to the old one. Nothing else changes.
+fn validate_ephemeral_containers(old: &Value, new: &Value, causes: &mut Causes) {
+    pod_spec::validate(&new["spec"], "spec", causes);
+    let field = "spec.ephemeralContainers";
+    if old["metadata"]["annotations"].get("kubernetes.io/config.mirror").is_some() {
+        causes.0.clear();
+        causes.forbidden("", "static pods do not support ephemeral containers");
+        return;
+    }
+    let list = |pod: &'_ Value| pod.list("/spec/ephemeralContainers").to_vec();
+    for before in list(old) {
+        let name = before.text("/name");
+        let after = list(new).into_iter().find(|own| own.text("/name") == name);
+        let why = match after {
+            None => "removed",
+            Some(after) if after != before => "changed",
+            Some(_) => continue,
+        };
+        let detail = format!("existing ephemeral containers {name:?} may not be {why}\n");
+        causes.forbidden(field, &detail);
+    }
+}
+
+/// Pods that name no account have the one that every namespace has.
+pub fn give_account(spec: &mut Value) {
+    if spec.text("/serviceAccount").is_empty() {
+        default_blank(spec, "serviceAccountName", "default");
+    }
+}
+
+/// Pods have five minutes of patience with a node that does not answer, unless they say otherwise.
+pub fn tolerate_lost_nodes(spec: &mut Value) {
     let mut tolerations = spec.list("/tolerations").to_vec();
     for key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
         let covered = tolerations.iter().any(|toleration| {
@@ -288,6 +340,25 @@ fn restarts(pod: &Value, now: Timestamp) -> String {
 }
 
 #[test]
+fn one_address_and_many() {
+    let cases = [
+        ("", "10.0.0.1 fd::1", "10.0.0.1", "10.0.0.1 fd::1"),
+        ("10.0.0.1", "", "10.0.0.1", "10.0.0.1"),
+        ("10.0.0.1", "10.0.0.1 fd::1", "10.0.0.1", "10.0.0.1 fd::1"),
+        ("10.0.0.2", "10.0.0.1 fd::1", "10.0.0.2", "10.0.0.2"),
+        ("", "", "", ""),
+    ];
+    for (one, many, want_one, want_many) in cases {
+        let many: Vec<_> = many.split_whitespace().map(|ip| json!({"ip": ip})).collect();
+        let mut status = json!({"podIP": one, "podIPs": many});
+        agree_on_addresses(&mut status);
+        let found = status.list("/podIPs").iter().map(|own| own.text("/ip"));
+        let found = found.collect::<Vec<_>>().join(" ");
+        assert_eq!((status.text("/podIP"), found.as_str()), (want_one, want_many), "{one}");
+    }
+}
+
+#[test]
 fn service_classes() {
     // Requests and limits of each container: `cpu=1,memory=1Gi/cpu=1000m,memory=1Gi`.
     let amounts = |text: &str| -> Value {
@@ -323,7 +394,7 @@ fn what_may_change() {
         for (field, value) in change.fields("") {
             pod["spec"][field] = value.clone();
         }
-        pod_spec::default(&mut pod["spec"]);
+        Pod.default(&mut pod);
         pod
     };
     let others = "pod updates may not change fields other than";

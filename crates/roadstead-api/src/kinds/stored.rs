@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::invalid::Causes;
 use crate::kind::{Column, Info, Kind, NAME_AND_AGE, age_cell, labels_cell, name_cell, or_none};
-use crate::kinds::{cells, deployment, pod_spec, rbac};
+use crate::kinds::{cells, deployment, limits, network_policy, pod_spec, rbac};
 use crate::look::{Look, child, default_to};
 
 /// How a cell comes out of an object.
@@ -184,8 +184,14 @@ const BINDING_CELLS: &[Cell] = &[
 
 /// All of them.
 pub static ALL: [Stored; 23] = [
-    stored(namespaced("", "LimitRange", "limitranges", "limitrange").short(&["limits"])),
-    stored(namespaced("", "PodTemplate", "podtemplates", "podtemplate")),
+    Stored {
+        default: limits::default,
+        ..stored(namespaced("", "LimitRange", "limitranges", "limitrange").short(&["limits"]))
+    },
+    Stored {
+        template: "/template",
+        ..stored(namespaced("", "PodTemplate", "podtemplates", "podtemplate"))
+    },
     shown(
         namespaced("", "ResourceQuota", "resourcequotas", "resourcequota")
             .short(&["quota"])
@@ -203,6 +209,9 @@ pub static ALL: [Stored; 23] = [
             let spec = child(volume, "spec");
             default_to(spec, "persistentVolumeReclaimPolicy", "Retain");
             default_to(spec, "volumeMode", "Filesystem");
+            if let Some(path) = spec.get_mut("hostPath").filter(|path| path.is_object()) {
+                default_to(path, "type", "");
+            }
         },
         create: |volume| volume["status"] = json!({"phase": "Pending"}),
         ..shown(
@@ -297,17 +306,33 @@ pub static ALL: [Stored; 23] = [
             Cell::Age,
         ],
     ),
-    shown(
-        cluster(NETWORKING, "IngressClass", "ingressclasses", "ingressclass"),
-        &[NAME, Column::text("Controller"), Column::text("Parameters"), AGE],
-        &[Cell::Name, Cell::Plain("/spec/controller"), Cell::Made(cells::parameters), Cell::Age],
-    ),
-    shown(
-        namespaced(NETWORKING, "NetworkPolicy", "networkpolicies", "networkpolicy")
-            .short(&["netpol"]),
-        &[NAME, Column::text("Pod-Selector"), AGE],
-        &[Cell::Name, Cell::Labels("/spec/podSelector/matchLabels"), Cell::Age],
-    ),
+    Stored {
+        default: |class| {
+            if let Some(parameters) = class.pointer_mut("/spec/parameters") {
+                default_to(parameters, "scope", "Cluster");
+            }
+        },
+        ..shown(
+            cluster(NETWORKING, "IngressClass", "ingressclasses", "ingressclass"),
+            &[NAME, Column::text("Controller"), Column::text("Parameters"), AGE],
+            &[
+                Cell::Name,
+                Cell::Plain("/spec/controller"),
+                Cell::Made(cells::parameters),
+                Cell::Age,
+            ],
+        )
+    },
+    Stored {
+        default: network_policy::default,
+        check: network_policy::validate,
+        ..shown(
+            namespaced(NETWORKING, "NetworkPolicy", "networkpolicies", "networkpolicy")
+                .short(&["netpol"]),
+            &[NAME, Column::text("Pod-Selector"), AGE],
+            &[Cell::Name, Cell::Labels("/spec/podSelector/matchLabels"), Cell::Age],
+        )
+    },
     Stored {
         check: rbac::validate_role,
         ..shown(
@@ -366,6 +391,7 @@ pub static ALL: [Stored; 23] = [
         default: |class| {
             default_to(class, "preemptionPolicy", "PreemptLowerPriority");
         },
+        check: limits::validate_priority_class,
         ..shown(
             cluster("scheduling.k8s.io", "PriorityClass", "priorityclasses", "priorityclass")
                 .short(&["pc"]),
@@ -410,7 +436,19 @@ pub static ALL: [Stored; 23] = [
             ],
         )
     },
-    stored(cluster(STORAGE, "CSIDriver", "csidrivers", "csidriver")),
+    Stored {
+        default: |driver| {
+            let spec = child(driver, "spec");
+            default_to(spec, "attachRequired", true);
+            for field in ["podInfoOnMount", "storageCapacity", "requiresRepublish", "seLinuxMount"]
+            {
+                default_to(spec, field, false);
+            }
+            default_to(spec, "fsGroupPolicy", "ReadWriteOnceWithFSType");
+            default_to(spec, "volumeLifecycleModes", json!(["Persistent"]));
+        },
+        ..stored(cluster(STORAGE, "CSIDriver", "csidrivers", "csidriver"))
+    },
     stored(cluster(STORAGE, "CSINode", "csinodes", "csinode")),
     stored(namespaced(STORAGE, "CSIStorageCapacity", "csistoragecapacities", "csistoragecapacity")),
     shown(

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::kind::{Column, Info};
 use crate::kinds::cells;
 use crate::kinds::stored::{AGE, Cell, NAME, Stored, namespaced, shown};
-use crate::look::{Look, child, default_to};
+use crate::look::{Look, child, children, default_blank, default_to};
 
 const TEMPLATE: &str = "/spec/template";
 const JOB_TEMPLATE: &str = "/spec/jobTemplate/spec/template";
@@ -137,7 +137,7 @@ pub static ALL: [Stored; 5] = [
                 IMAGES_CELL,
                 Cell::Labels("/spec/selector/matchLabels"),
             ],
-            |job| default_job(child(job, "spec")),
+            default_job,
         )
     },
     Stored {
@@ -193,9 +193,18 @@ fn default_stateful_set(object: &mut Value) {
     default_to(spec, "revisionHistoryLimit", 10);
     default_to(spec, "podManagementPolicy", "OrderedReady");
     let strategy = child(spec, "updateStrategy");
-    default_to(strategy, "type", "RollingUpdate");
-    if strategy["type"] == "RollingUpdate" {
+    if strategy.text("/type").is_empty() {
+        strategy["type"] = "RollingUpdate".into();
+        child(strategy, "rollingUpdate");
+    }
+    if strategy["type"] == "RollingUpdate" && strategy.has("/rollingUpdate") {
         default_to(child(strategy, "rollingUpdate"), "partition", 0);
+    }
+    for claim in children(spec, "volumeClaimTemplates") {
+        default_to(claim, "apiVersion", "v1");
+        default_to(claim, "kind", "PersistentVolumeClaim");
+        default_to(child(claim, "spec"), "volumeMode", "Filesystem");
+        default_to(child(claim, "status"), "phase", "Pending");
     }
     let retention = child(spec, "persistentVolumeClaimRetentionPolicy");
     default_to(retention, "whenDeleted", "Retain");
@@ -214,17 +223,31 @@ fn default_daemon_set(object: &mut Value) {
     }
 }
 
-fn default_job(spec: &mut Value) {
+fn default_job(job: &mut Value) {
+    let labels = job.pointer("/spec/template/metadata/labels").cloned();
+    if let Some(labels) = labels.filter(|_| job.fields("/metadata/labels").next().is_none()) {
+        child(job, "metadata")["labels"] = labels;
+    }
+    let spec = child(job, "spec");
     // A Job that says nothing is one pod; one that says only how many at once is a work queue.
     if !spec.has("/completions") && !spec.has("/parallelism") {
         spec["completions"] = 1.into();
     }
     default_to(spec, "parallelism", 1);
-    default_to(spec, "backoffLimit", 6);
+    let limit = if spec.has("/backoffLimitPerIndex") { i32::MAX } else { 6 };
+    default_to(spec, "backoffLimit", limit);
     default_to(spec, "completionMode", "NonIndexed");
     default_to(spec, "suspend", false);
     default_to(spec, "manualSelector", false);
-    default_to(spec, "podReplacementPolicy", "TerminatingOrFailed");
+    let replaced = if spec.has("/podFailurePolicy") { "Failed" } else { "TerminatingOrFailed" };
+    default_to(spec, "podReplacementPolicy", replaced);
+    if let Some(policy) = spec.get_mut("podFailurePolicy") {
+        for rule in children(policy, "rules") {
+            for condition in children(rule, "onPodConditions") {
+                default_blank(condition, "status", "True");
+            }
+        }
+    }
 }
 
 /// A Job selects the pods that carry its uid, and gives them that label.

@@ -1,5 +1,6 @@
 //! Requests to an API server without a socket: what goes in, what comes out.
 
+mod admission;
 mod audit;
 mod definitions;
 mod documents;
@@ -20,5 +21,6 @@ mod statuses;
 mod strangers;
 mod strict;
 mod tokens;
+mod transitions;
 mod unreadable;
 mod views;

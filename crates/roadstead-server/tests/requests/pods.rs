@@ -72,3 +72,94 @@ async fn accounts_and_priorities() {
         (&json!(5), &json!("usual"))
     );
 }
+
+const ONE: &str = "/api/v1/namespaces/default/pods/a";
+
+#[tokio::test]
+async fn containers_are_added_to_a_running_pod_and_stay() {
+    let server = Server::new().await;
+    let made = pod("a", json!({}));
+    assert_eq!(server.ask(PODS, &made).await.code, 201);
+    let early = pod("b", json!({"ephemeralContainers": [{"name": "d", "image": "i"}]}));
+    assert_eq!(server.ask(PODS, early).await.code, 422, "not from the beginning");
+    let strategic = "application/strategic-merge-patch+json";
+    let path = format!("PATCH {ONE}/ephemeralcontainers");
+    let add = |container: Value| json!({"spec": {"ephemeralContainers": [container]}});
+    // What is added, and what is said to it.
+    let cases = [
+        (json!({"name": "d", "image": "i:1", "targetContainerName": "c"}), ""),
+        (json!({"name": "e", "image": "i:1", "stdin": true, "tty": true}), ""),
+        (
+            json!({"name": "c", "image": "i"}),
+            "spec.ephemeralContainers[0].name: Duplicate value: \"c\"",
+        ),
+        (
+            json!({"name": "f", "image": "i", "targetContainerName": "d"}),
+            "spec.ephemeralContainers[0].targetContainerName: Not found: \"d\"",
+        ),
+        (
+            json!({"name": "f", "image": "i", "ports": [{"containerPort": 80}]}),
+            "spec.ephemeralContainers[0].ports: Forbidden: cannot be set for an Ephemeral \
+             Container",
+        ),
+        (
+            json!({"name": "d", "image": "i:2"}),
+            "spec.ephemeralContainers: Forbidden: existing ephemeral containers \"d\" may not be \
+             changed",
+        ),
+    ];
+    for (container, want) in cases {
+        let answer = server.ask_as(&path, strategic, add(container.clone())).await;
+        let message = answer.body["message"].as_str().unwrap_or("");
+        assert_eq!(answer.code, if want.is_empty() { 200 } else { 422 }, "{}", answer.text);
+        assert!(message.contains(want), "{container}: {message}");
+    }
+    let mut now = server.ask(&format!("GET {ONE}/ephemeralcontainers"), "").await.body;
+    let names: Vec<_> = now["spec"]["ephemeralContainers"].as_array().unwrap().iter().collect();
+    assert_eq!(names.len(), 2, "{names:?}");
+    assert_eq!(names[0]["terminationMessagePolicy"], "File");
+    assert_eq!(names[0].get("resources"), None);
+    assert_eq!(now["metadata"]["generation"], 3);
+    // Nothing else changes this way, and these containers do not change another way.
+    let mut other = now.clone();
+    other["metadata"]["labels"] = json!({"a": "b"});
+    other["spec"]["nodeName"] = "n".into();
+    let kept = server.ask(&format!("PUT {ONE}/ephemeralcontainers"), other).await;
+    assert_eq!((kept.code, kept.body["spec"].get("nodeName")), (200, None), "{}", kept.text);
+    assert_eq!(kept.body["metadata"].get("labels"), None);
+    now["spec"]["ephemeralContainers"].as_array_mut().unwrap().remove(0);
+    for place in ["", "/ephemeralcontainers"] {
+        let removed = server.ask(&format!("PUT {ONE}{place}"), &now).await;
+        assert_eq!(removed.code, 422, "{place}: {}", removed.text);
+    }
+    let listed = server.ask("GET /api/v1", "").await.text;
+    assert!(listed.contains("pods/ephemeralcontainers"));
+}
+
+#[tokio::test]
+async fn addresses_and_requests_are_completed() {
+    let server = Server::new().await;
+    let limited = json!({"containers": [{"name": "c", "image": "i",
+        "resources": {"limits": {"cpu": "1", "memory": "1Gi"}}}]});
+    let made = server.ask(PODS, pod("a", limited)).await.body;
+    let requests = &made["spec"]["containers"][0]["resources"]["requests"];
+    assert_eq!(requests, &json!({"cpu": "1", "memory": "1Gi"}));
+    assert_eq!(made["status"]["qosClass"], "Guaranteed");
+    let status = json!({"status": {"podIPs": [{"ip": "10.0.0.1"}], "qosClass": null}});
+    let answer = server.ask(&format!("PATCH {ONE}/status"), status).await;
+    assert_eq!(answer.body["status"]["podIP"], "10.0.0.1", "{}", answer.text);
+    assert_eq!(answer.body["status"]["qosClass"], "Guaranteed", "it is what it was");
+}
+
+#[tokio::test]
+async fn a_node_brings_its_status() {
+    let server = Server::new().await;
+    let node = json!({"metadata": {"name": "n"}, "status": {"capacity": {"cpu": "2"},
+        "conditions": [{"type": "Ready", "status": "True"}]}});
+    let made = server.ask("POST /api/v1/nodes", node).await.body;
+    assert_eq!(made["status"]["allocatable"], json!({"cpu": "2"}), "{made}");
+    assert_eq!(made["status"]["conditions"][0]["type"], "Ready");
+    let other = json!({"status": {"capacity": {"cpu": "3"}}});
+    let kept = server.ask("PATCH /api/v1/nodes/n", other).await.body;
+    assert_eq!(kept["status"]["capacity"], json!({"cpu": "2"}));
+}

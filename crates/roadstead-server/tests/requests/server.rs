@@ -11,6 +11,7 @@ use roadstead_server::api::{Api, Config, Services, User};
 use roadstead_server::audit::Audit;
 use roadstead_server::bootstrap;
 use roadstead_server::http::{Body, handle};
+use roadstead_server::plugins::Plugins;
 use roadstead_server::tokens::Tokens;
 use roadstead_store::store::Store;
 use serde_json::Value;
@@ -72,6 +73,18 @@ impl Server {
         let config = Config { service_range: range, advertise: None, audit };
         let tokens = Tokens::ephemeral().unwrap();
         let api = Api::with_services(store, config, services, tokens);
+        bootstrap::run(&api).await.unwrap();
+        Self(api)
+    }
+
+    /// A server without some admission plugins, for others to reach at an address.
+    pub async fn without(plugins: &[&str]) -> Self {
+        let off: Vec<_> = plugins.iter().map(|name| name.to_string()).collect();
+        let range = "10.96.0.0/16".parse().unwrap();
+        let advertise = Some(("192.0.2.1".parse().unwrap(), 6443));
+        let config = Config { service_range: range, advertise, audit: None };
+        let api = Api::new(Store::memory(), config, Tokens::ephemeral().unwrap());
+        api.set_plugins(Plugins::choose(&[], &off).unwrap());
         bootstrap::run(&api).await.unwrap();
         Self(api)
     }

@@ -167,6 +167,22 @@ fn cleanup_leaves_the_kernel_as_it_was() {
 }
 
 #[test]
+fn the_bridge_of_a_running_cluster_is_deleted() {
+    laboratory_of("L5", || {
+        let mut roadstead = Roadstead::up_ephemeral();
+        let curl = web(&roadstead);
+        let answers = || try_run(&curl);
+        let patience = Duration::from_secs(10);
+        run("ip link del roadstead0");
+        eventually("the network is back", patience, answers, |output| output.status.success());
+        let links = "ip -br link show type veth | cut -d@ -f1";
+        run(&format!("for link in $({links}); do ip link del $link; done"));
+        eventually("the links are back", patience, answers, |output| output.status.success());
+        assert!(roadstead.is_running());
+    });
+}
+
+#[test]
 fn ranges_that_overlap() {
     laboratory_of("L5", || {
         let place = tempfile::tempdir().unwrap();

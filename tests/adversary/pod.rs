@@ -104,3 +104,24 @@ fn asking_for_the_node() {
         assert_eq!(run("pgrep -fc '^/bin/sleep infinity' || true"), "0");
     });
 }
+
+#[test]
+fn more_memory_than_allowed() {
+    laboratory_of("L5", || {
+        let roadstead = Roadstead::up_ephemeral();
+        let kubectl = roadstead.kubectl();
+        let lacking = "no control groups for";
+        if roadstead.log().contains(lacking) {
+            eprintln!("not tested: this machine has {lacking} some limits");
+            return;
+        }
+        let mut pod = attacker([("greedy", vec!["sleep", "infinity"], json!({}))]);
+        pod["spec"]["containers"][0]["resources"] = json!({"limits": {"memory": "128Ki"}});
+        create(&roadstead, &pod);
+        let reason = |all: &Vec<Value>| {
+            let ended = all.first().map(|one| one["state"]["terminated"]["reason"].clone());
+            ended == Some(json!("OOMKilled"))
+        };
+        eventually("it was ended", Duration::from_secs(30), || statuses(&kubectl), reason);
+    });
+}

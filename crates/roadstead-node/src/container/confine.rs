@@ -90,3 +90,34 @@ fn become_user(confinement: &Confinement) -> io::Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use roadstead_testkit::netns::{laboratory, try_run};
+
+    use super::*;
+
+    #[test]
+    fn what_a_confined_process_cannot_do() {
+        laboratory(|| {
+            let commands = [
+                // Needs no capability: only the list of system calls is in its way.
+                "unshare --user true",
+                "unshare --net true",
+                "mount -t tmpfs tmpfs /mnt",
+                "ip link add dummy9 type veth && ip link del dummy9",
+            ];
+            let succeed = move || commands.map(|command| try_run(command).status.success());
+            assert_eq!(succeed(), [true; 4], "as root of a laboratory");
+            // All of it belongs to one thread and what it starts.
+            let confined = thread::spawn(move || {
+                enter(&Confinement::default()).unwrap();
+                assert!(try_run("chroot / true").status.success(), "what is usual goes on");
+                succeed()
+            });
+            assert_eq!(confined.join().unwrap(), [false; 4]);
+        });
+    }
+}

@@ -5,7 +5,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, getrlimit};
@@ -20,6 +20,8 @@ struct Bounds {
     strangers: usize,
     /// Of those, from one address.
     each: usize,
+    /// Of one user whom we know; those beyond stay among the strangers.
+    user: usize,
 }
 
 impl Bounds {
@@ -28,7 +30,7 @@ impl Bounds {
         let most = files.saturating_sub((files / 4).clamp(64, 1024)).max(16);
         // Each of them takes some room in memory, too.
         let strangers = (most / 2).min(1024);
-        Self { most, strangers, each: strangers / 2 }
+        Self { most, strangers, each: strangers / 2, user: most / 4 }
     }
 }
 
@@ -46,6 +48,8 @@ struct State {
     strangers: HashMap<IpAddr, VecDeque<Arc<Person>>>,
     /// How many strangers there are.
     count: usize,
+    /// How many connections each user has that are not among the strangers.
+    users: HashMap<String, usize>,
 }
 
 /// Somebody who is connected, until dropped.
@@ -58,6 +62,8 @@ pub struct Guest {
 struct Person {
     address: IpAddr,
     known: AtomicBool,
+    /// Whose it is, if it is not among the strangers any more.
+    user: OnceLock<String>,
     /// How much is being done for it.
     busy: AtomicUsize,
     /// When it was last busy, in milliseconds since the crowd began.
@@ -106,6 +112,7 @@ impl Crowd {
         let person = Arc::new(Person {
             address,
             known: AtomicBool::new(false),
+            user: OnceLock::new(),
             busy: AtomicUsize::new(0),
             last: AtomicU64::new(now),
             placed: AtomicU64::new(now),
@@ -192,10 +199,17 @@ impl State {
 }
 
 impl Guest {
-    /// From now on it is known who it is.
-    pub fn know(&self) {
-        if !self.person.known.swap(true, Ordering::Relaxed) {
-            self.crowd.lock().remove(&self.person);
+    /// From now on it is known who it is. Nobody can make all connections their own: those of a
+    /// user who has very many still make room.
+    pub fn know(&self, user: &str) {
+        if self.person.known.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let mut state = self.crowd.lock();
+        let own = state.users.get(user).copied().unwrap_or(0);
+        if own < self.crowd.bounds.user && self.person.user.set(user.to_owned()).is_ok() {
+            state.users.insert(user.to_owned(), own + 1);
+            state.remove(&self.person);
         }
     }
 
@@ -228,6 +242,14 @@ impl Drop for Guest {
         let mut state = self.crowd.lock();
         state.connected -= 1;
         state.remove(&self.person);
+        if let Some(user) = self.person.user.get()
+            && let Some(own) = state.users.get_mut(user)
+        {
+            *own -= 1;
+            if *own == 0 {
+                state.users.remove(user);
+            }
+        }
     }
 }
 
@@ -254,7 +276,7 @@ mod tests {
     }
 
     fn crowd() -> Arc<Crowd> {
-        Crowd::bounded(Bounds { most: 10, strangers: 6, each: 3 })
+        Crowd::bounded(Bounds { most: 10, strangers: 6, each: 3, user: 9 })
     }
 
     fn gone(guests: &[Arc<Guest>]) -> Vec<usize> {
@@ -266,7 +288,7 @@ mod tests {
     fn the_longest_silent_stranger_leaves() {
         let crowd = crowd();
         let mut guests: Vec<_> = (0..3).map(|_| crowd.enter(at(1)).unwrap()).collect();
-        guests[0].know();
+        guests[0].know("jane");
         guests.push(crowd.enter(at(1)).unwrap());
         assert_eq!(gone(&guests), [0; 0], "there was room for three strangers");
         let busy = guests[1].busy();
@@ -285,7 +307,7 @@ mod tests {
         let known: Vec<_> = (0..9)
             .map(|_| {
                 let guest = crowd.enter(at(1)).unwrap();
-                guest.know();
+                guest.know("jane");
                 guest
             })
             .collect();
@@ -293,13 +315,30 @@ mod tests {
         let other = crowd.enter(at(2)).unwrap();
         assert!(last.person.leave.is_cancelled() && !other.person.leave.is_cancelled());
         drop(last);
-        other.know();
+        other.know("joe");
         assert!(crowd.enter(at(3)).is_none(), "full of people whom we know");
         assert_eq!(gone(&known), [0; 0]);
         drop(known);
         assert!(crowd.enter(at(3)).is_some());
         let state = crowd.lock();
         assert_eq!((state.connected, state.count, state.strangers.len()), (1, 0, 0));
+        assert_eq!(state.users.keys().collect::<Vec<_>>(), ["joe"]);
+    }
+
+    #[test]
+    fn one_user_does_not_take_all_places() {
+        let crowd = Crowd::bounded(Bounds { most: 10, strangers: 6, each: 6, user: 4 });
+        let mut greedy = Vec::new();
+        for _ in 0..10 {
+            let guest = crowd.enter(at(1)).unwrap();
+            guest.know("greedy");
+            assert_eq!(guest.silence(), None, "whoever is known need not speak");
+            greedy.push(guest);
+        }
+        let other = crowd.enter(at(2)).unwrap();
+        other.know("other");
+        assert_eq!(gone(&greedy).len(), 1, "the last six make room");
+        assert!(!other.person.leave.is_cancelled());
     }
 
     #[test]

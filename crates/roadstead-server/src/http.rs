@@ -58,7 +58,7 @@ where
     if let Some(Sender(guest)) = parts.extensions.get()
         && !caller.user.is_anonymous()
     {
-        guest.know();
+        guest.know(&caller.user.name);
     }
     let flow = api.turns.of(caller.acting());
     let asked = Asked { api, caller: Arc::new(caller), parts: Arc::new(parts), flow };

@@ -111,7 +111,7 @@ impl Visit {
         let user = certificate.and_then(user_of).unwrap_or_else(User::anonymous);
         let peer = socket.peer_addr().ok();
         if !user.is_anonymous() {
-            self.guest.know();
+            self.guest.know(&user.name);
         }
         let speaks_http2 = session.alpn_protocol() == Some(b"h2");
         let (api, patience, guest) = (self.api.clone(), self.patience, self.guest.clone());

@@ -1,6 +1,7 @@
 //! An editor of one namespace: may create pods and Services there, and wants what belongs to
 //! others.
 
+use std::fs;
 use std::time::Duration;
 
 use roadstead_testkit::kubectl::{Kubectl, eventually};
@@ -185,5 +186,51 @@ fn traffic_that_belongs_to_others() {
         kubectl.run("-n zoo delete service victim second");
         is_answered_by(&balanced, "evil");
         is_answered_by("10.50.0.1", "evil");
+    });
+}
+
+/// Whoever relies on a guard that is not there hears that it is not.
+#[test]
+fn guards_that_nobody_enforces() {
+    laboratory_of("L5", || {
+        let roadstead = Roadstead::up_ephemeral();
+        let kubectl = roadstead.kubectl();
+        let file = roadstead.directory().join("object.yaml");
+        let kept = |version: &str| format!("{version} is kept, but nothing on this cluster");
+        for (object, warning) in [
+            (
+                "{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: none}, \
+                 spec: {podSelector: {}}}",
+                kept("networking.k8s.io/v1 NetworkPolicy"),
+            ),
+            (
+                "{apiVersion: batch/v1, kind: Job, metadata: {name: job}, spec: {template: {spec: \
+                 {restartPolicy: Never, containers: [{name: c, image: i}]}}}}",
+                kept("batch/v1 Job"),
+            ),
+            (
+                "{apiVersion: v1, kind: ResourceQuota, metadata: {name: quota}, \
+                 spec: {hard: {pods: '0'}}}",
+                "v1 ResourceQuota is kept, but this server does not enforce it".into(),
+            ),
+            (
+                "{apiVersion: v1, kind: Namespace, metadata: {name: safe, labels: \
+                 {pod-security.kubernetes.io/enforce: restricted}}}",
+                "label pod-security.kubernetes.io/enforce is kept, but".into(),
+            ),
+            ("{apiVersion: v1, kind: ConfigMap, metadata: {name: map}}", String::new()),
+            (
+                "{apiVersion: apps/v1, kind: Deployment, metadata: {name: web}, spec: {replicas: 0, \
+                 selector: {matchLabels: {a: b}}, template: {metadata: {labels: {a: b}}, spec: \
+                 {containers: [{name: c, image: i}]}}}}",
+                String::new(),
+            ),
+        ] {
+            fs::write(&file, format!("---\n{object}")).unwrap();
+            let output = kubectl.try_run(&format!("apply -f {}", file.display()));
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{said}");
+            assert!(said.contains(&warning) && said.is_empty() == warning.is_empty(), "{said}");
+        }
     });
 }

@@ -63,6 +63,20 @@ impl Default for Services {
     }
 }
 
+/// What is around the API server, as far as whoever starts it knows.
+#[derive(Clone, Debug, Default)]
+pub struct Neighbours {
+    /// The controllers and other components that run, all of them; `None` if there may be others.
+    pub components: Option<Vec<&'static str>>,
+}
+
+impl Neighbours {
+    /// Whether it is certain that this component does not run.
+    pub(crate) fn lacks(&self, component: &str) -> bool {
+        self.components.as_ref().is_some_and(|all| !all.contains(&component))
+    }
+}
+
 /// Everything that the handlers of requests share.
 pub struct Api {
     pub(crate) store: Arc<Store>,
@@ -79,6 +93,7 @@ pub struct Api {
     pub(crate) services: Services,
     pub(crate) ranges: Ranges,
     pub(crate) unreadable: Unreadable,
+    neighbours: OnceLock<Neighbours>,
     /// Who must have taken in a write before it is acknowledged.
     pub(crate) settled: OnceLock<Settled>,
     plugins: OnceLock<Plugins>,
@@ -112,6 +127,7 @@ impl Api {
             audit: config.audit.take(),
             config,
             tokens,
+            neighbours: OnceLock::new(),
             settled: OnceLock::new(),
             plugins: OnceLock::new(),
         })
@@ -135,6 +151,15 @@ impl Api {
 }
 
 impl Api {
+    /// Tells the server what is around it. Only the first time counts.
+    pub fn set_neighbours(&self, neighbours: Neighbours) {
+        let _ = self.neighbours.set(neighbours);
+    }
+
+    pub(crate) fn neighbours(&self) -> &Neighbours {
+        self.neighbours.get_or_init(Neighbours::default)
+    }
+
     /// The families in which Services can have addresses.
     pub(crate) fn families(&self) -> Cluster {
         let primary = Family::of(self.config.service_range.addr());

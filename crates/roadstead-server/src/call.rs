@@ -24,8 +24,8 @@ use crate::turns::Flow;
 use crate::view::View;
 use crate::write::{Owner, Part, Written};
 use crate::{
-    authorize, bind, body, certificates, cleanup, custom, evict, object, read, reviews, unreadable,
-    watch, write,
+    authorize, bind, body, certificates, cleanup, custom, evict, object, read, reviews, unenforced,
+    unreadable, watch, write,
 };
 
 /// Containers that are added to a running pod to look at it.
@@ -420,7 +420,12 @@ impl Call<'_> {
             (view, _) => view.one(self.resource, &written.entry, jiff::Timestamp::now()),
         };
         let mut response = respond(code, body);
-        for warning in warnings.iter().chain(&written.warnings) {
+        let object = || self.resource.value(&written.entry);
+        let unenforced = match self.target.subresource {
+            "" => unenforced::warnings(self.api.neighbours(), self.resource.info(), object),
+            _ => Vec::new(),
+        };
+        for warning in warnings.iter().chain(&written.warnings).chain(&unenforced) {
             warn(&mut response, warning);
         }
         response

@@ -56,6 +56,7 @@ mod slices;
 mod tag;
 pub mod tokens;
 mod turns;
+mod unenforced;
 mod unreadable;
 mod view;
 mod warning;

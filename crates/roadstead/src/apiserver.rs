@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use clap::Parser;
 use ipnet::{IpNet, Ipv4Net};
 use roadstead_plan::alloc;
-use roadstead_server::api::{Api, Config, Services};
+use roadstead_server::api::{Api, Config, Neighbours, Services};
 use roadstead_server::audit::{Audit, Policy};
 use roadstead_server::identity::Authority;
 use roadstead_server::known_tokens::Known;
@@ -52,6 +52,11 @@ pub struct Args {
     services: ServiceArgs,
     #[command(flatten)]
     plugins: PluginArgs,
+    /// Where pods have their addresses. Requests for pods and Services (`kubectl get --raw
+    /// …/proxy/`) are handed on to nothing else but, for pods in the network of their node, the
+    /// node's addresses [default: spec.podCIDRs of the Nodes].
+    #[arg(long, value_name = "CIDR[,CIDR]", value_delimiter = ',')]
+    cluster_cidr: Vec<IpNet>,
     /// Tokens that are known from the start: `token,user,uid,"group1,group2"` on each line. A line
     /// that is not like that, an empty token or one that is there twice ends the start.
     #[arg(long, value_name = "FILE")]
@@ -243,7 +248,8 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         let known = Known::parse(&text);
         tokens = tokens.with_known(known.with_context(|| path.display().to_string())?);
     }
-    let (service_range, services) = args.services.settle()?;
+    let (service_range, mut services) = args.services.settle()?;
+    services.pod_ranges = args.cluster_cidr;
     let setup = Setup {
         authority: &authority,
         tokens,
@@ -254,6 +260,8 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         services,
         advertise: advertised(args.advertise_address, args.listen)?,
         plugins: args.plugins.settle()?,
+        // Who else acts on objects, a server alone cannot know.
+        neighbours: Neighbours::default(),
     };
     let server = start(setup, stop).await?;
     server.write_kubeconfig(&authority, &args.kubeconfig_out)?;
@@ -291,6 +299,7 @@ pub struct Setup<'a> {
     pub service_range: IpNet,
     pub services: Services,
     pub advertise: Option<IpAddr>,
+    pub neighbours: Neighbours,
     pub plugins: Plugins,
 }
 
@@ -307,23 +316,15 @@ fn advertised(given: Option<IpAddr>, listen: SocketAddr) -> anyhow::Result<Optio
 
 /// Starts an API server.
 pub async fn start(setup: Setup<'_>, stop: CancellationToken) -> anyhow::Result<Server> {
-    let Setup {
-        authority,
-        tokens,
-        audit,
-        store,
-        listen,
-        service_range,
-        services,
-        advertise,
-        plugins,
-    } = setup;
+    let Setup { authority, tokens, audit, store, listen, service_range, services, .. } = setup;
+    let Setup { advertise, plugins, neighbours, .. } = setup;
     let listener = bind(listen).await?;
     let address = listener.local_addr().context("a bound socket has an address")?;
     let advertise = advertise.map(|ip| (ip, address.port()));
     let config = Config { service_range, advertise, audit };
     let api = Api::with_services(store, config, services, tokens);
     api.set_plugins(plugins);
+    api.set_neighbours(neighbours);
     bootstrap::run(&api)
         .await
         .map_err(|error| anyhow::anyhow!("cannot prepare the cluster: {}", error.message))?;

@@ -16,7 +16,7 @@ use roadstead_forwarding::surroundings::{DetectLocal, Surroundings};
 use roadstead_plan::alloc;
 use roadstead_proxy::drop_in;
 use roadstead_proxy::plane::Mode;
-use roadstead_server::api::{Api, User};
+use roadstead_server::api::{Api, Neighbours, User};
 use roadstead_server::identity::Authority;
 use roadstead_server::local::Local;
 use roadstead_server::settle::Settled;
@@ -160,6 +160,11 @@ impl Plan {
         }
     }
 
+    /// What the API server knows about its neighbours: that there are no others.
+    fn neighbours(&self) -> Neighbours {
+        Neighbours { components: Some(roadstead_controllers::ALL.to_vec()) }
+    }
+
     fn node(&self) -> roadstead_node::config::Config {
         roadstead_node::config::Config {
             node_name: self.node_name.clone(),
@@ -269,6 +274,7 @@ async fn serve(
         services,
         advertise: privileged.then_some(plan.internal_ip),
         plugins: plan.args.plugins.settle()?,
+        neighbours: plan.neighbours(),
     };
     let server = apiserver::start(setup, stop.clone()).await?;
     let own_port = server.address.port();

@@ -22,5 +22,6 @@ mod strangers;
 mod strict;
 mod tokens;
 mod transitions;
+mod unenforced;
 mod unreadable;
 mod views;

@@ -9,6 +9,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use roadstead_server::api::Services;
 use roadstead_testkit::netns::{laboratory, run};
 use serde_json::json;
 use tokio::net::TcpListener;
@@ -63,9 +64,23 @@ async fn ask_a_pod() {
     let early = server.ask(&format!("GET {DEFAULT}/pods/web/proxy/"), "").await;
     assert_eq!(early.code, 400, "it has no address yet");
     let place = |ip: &str| json!({"status": {"podIP": ip, "podIPs": [{"ip": ip}]}});
-    server.ask(&format!("PATCH {DEFAULT}/pods/web/status"), place("127.0.0.1")).await;
-    let refused = server.ask(&format!("GET {DEFAULT}/pods/web/proxy/"), "").await;
-    assert_eq!((refused.code, &refused.body["message"]), (400, &json!("address not allowed")));
+    for (address, why) in [
+        ("127.0.0.1", "127.0.0.1 is not the address of a pod"),
+        ("169.254.169.254", "169.254.169.254 is not the address of a pod"),
+        ("10.96.0.1", "10.96.0.1 is in a range of Services"),
+        ("192.0.2.7", "192.0.2.7 is not in a range of pods"),
+        // No Node has said yet where its pods are.
+        (POD, "10.244.0.1 is not in a range of pods"),
+    ] {
+        server.ask(&format!("PATCH {DEFAULT}/pods/web/status"), place(address)).await;
+        let refused = server.ask(&format!("GET {DEFAULT}/pods/web/proxy/"), "").await;
+        let words = format!("address not allowed: {why}");
+        assert_eq!((refused.code, &refused.body["message"]), (400, &json!(words)));
+    }
+    let node = json!({"metadata": {"name": "n1"}, "spec": {"podCIDR": "10.244.0.0/24",
+        "podCIDRs": ["10.244.0.0/24"]}});
+    let made = server.ask("POST /api/v1/nodes", node).await;
+    assert_eq!(made.code, 201, "{made:?}");
     server.ask(&format!("PATCH {DEFAULT}/pods/web/status"), place(POD)).await;
     let cases = [
         ("GET", "web/proxy/a/b?c=d", 200, "GET /a/b?c=d token=false".to_owned()),
@@ -101,5 +116,31 @@ async fn a_service_without_pods_is_unavailable() {
     for (path, code, message) in cases {
         let answer = server.ask(&format!("GET {DEFAULT}/services/{path}"), "").await;
         assert_eq!((answer.code, &answer.body["message"]), (code, &json!(message)), "{path}");
+    }
+}
+
+/// Endpoints of a Service are reached under the same rules, be the pod ever so much its own.
+#[tokio::test]
+async fn a_service_leads_to_pods_only() {
+    let pod_ranges = vec!["10.244.0.0/16".parse().unwrap()];
+    let server = Server::with_services(Services { pod_ranges, ..Services::default() }).await;
+    let service = json!({"metadata": {"name": "web"}, "spec": {"ports": [{"port": 80}]}});
+    server.ask(&format!("POST {DEFAULT}/services"), service).await;
+    let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [
+        {"name": "c", "image": "i"}]}});
+    server.ask(&format!("POST {DEFAULT}/pods"), pod).await;
+    let path = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices";
+    for address in ["10.96.0.1", "192.0.2.7"] {
+        let status = json!({"status": {"podIP": address, "podIPs": [{"ip": address}]}});
+        server.ask(&format!("PATCH {DEFAULT}/pods/p/status"), status).await;
+        let name = format!("web-{address}");
+        let slice = json!({"addressType": "IPv4", "ports": [{"port": 80}],
+            "metadata": {"name": name, "labels": {"kubernetes.io/service-name": "web"}},
+            "endpoints": [{"addresses": [address], "targetRef": {"kind": "Pod", "name": "p"}}]});
+        let made = server.ask(&format!("POST {path}"), slice).await;
+        assert_eq!(made.code, 201, "{made:?}");
+        let answer = server.ask(&format!("GET {DEFAULT}/services/web/proxy/"), "").await;
+        let words = json!("no endpoints available for service \"web\"");
+        assert_eq!((answer.code, &answer.body["message"]), (503, &words), "{address}");
     }
 }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::Request;
 use http::header::{RETRY_AFTER, WARNING};
 use http_body_util::{BodyExt, Full};
-use roadstead_server::api::{Api, Config, Services, User};
+use roadstead_server::api::{Api, Config, Neighbours, Services, User};
 use roadstead_server::audit::Audit;
 use roadstead_server::bootstrap;
 use roadstead_server::http::{Body, handle};
@@ -87,6 +87,11 @@ impl Server {
         api.set_plugins(Plugins::choose(&[], &off).unwrap());
         bootstrap::run(&api).await.unwrap();
         Self(api)
+    }
+
+    /// Tells the server what is around it.
+    pub fn set_neighbours(&self, neighbours: Neighbours) {
+        self.0.set_neighbours(neighbours);
     }
 
     /// Sends a body of JSON (or, for PATCH, a merge patch) and returns the answer.

@@ -5,6 +5,7 @@
 mod api_walk;
 mod bad_input;
 mod by_hand;
+mod certificates;
 mod controllers;
 mod dns;
 mod dns_alone;

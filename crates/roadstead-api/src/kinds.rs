@@ -4,6 +4,7 @@ use crate::kind::Kind;
 
 mod autoscaler;
 mod cells;
+pub mod certificate_request;
 mod config_map;
 mod contents;
 mod custom_resource_definition;

@@ -6,11 +6,13 @@
 //! never plans on a state that it has already changed. What they have in common is in `runner`.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use kube::{Api, Client};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
+pub mod certificates;
 pub mod deployment;
 pub mod endpoints;
 pub mod event_ttl;
@@ -28,7 +30,7 @@ pub mod runner;
 pub mod scheduler;
 
 /// Names of the controllers, as the command line knows them.
-pub const ALL: [&str; 13] = [
+pub const ALL: [&str; 14] = [
     "deployment",
     "replicaset",
     "endpointslice",
@@ -42,13 +44,19 @@ pub const ALL: [&str; 13] = [
     "namespace",
     "namespace-content",
     "event-ttl",
+    CERTIFICATES,
 ];
+
+/// The controller that runs only where it has the key of an authority.
+pub const CERTIFICATES: &str = "certificate-signing";
 
 /// What the controllers are told at their start.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     /// The certificate that pods trust, in PEM.
     pub root_ca: Option<String>,
+    /// Who signs certificates; without one nobody does.
+    pub signer: Option<Arc<certificates::signer::Signer>>,
     /// How endpoints are packed, listed and mirrored.
     pub endpoints: endpoints::Config,
     /// Where addresses of load balancers come from.
@@ -110,6 +118,10 @@ pub async fn run(
             "namespace" => namespace::run(client).await,
             "namespace-content" => namespace_content::run(client, settings.root_ca, metrics).await,
             "event-ttl" => event_ttl::run(client).await,
+            CERTIFICATES => match settings.signer {
+                Some(signer) => certificates::run(client, signer).await,
+                None => std::future::pending().await,
+            },
             other => warn!(controller = other, "no such controller"),
         }
     };

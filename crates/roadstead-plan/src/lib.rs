@@ -8,6 +8,7 @@
 pub mod advice;
 pub mod alloc;
 pub mod backend;
+pub mod certificate;
 pub mod deployment;
 pub mod endpoints;
 pub mod endpointslice;

@@ -146,7 +146,7 @@ impl Call<'_> {
             self.check_escalation(live, &object)?;
             match live {
                 Some(old) => self.confine(old, &mut object)?,
-                None => certificates::sign_in(self.resource, self.user, &mut object),
+                None => certificates::sign_in(self.resource, self.user, &mut object)?,
             }
             *warnings.lock().expect("nobody panics with the warnings") = found;
             Ok(object)
@@ -216,7 +216,7 @@ impl Call<'_> {
     async fn create(&self) -> Result<Response<Body>, ApiError> {
         let (mut object, warnings) = self.object()?;
         self.check_escalation(None, &object)?;
-        certificates::sign_in(self.resource, self.user, &mut object);
+        certificates::sign_in(self.resource, self.user, &mut object)?;
         let written = write::create(&self.context()?, object).await?;
         Ok(self.wrote(written, warnings))
     }

@@ -1,20 +1,33 @@
 //! Requests for certificates: who asks is what the server knows, not what the request says, and who
-//! may approve it is a right of its own.
+//! may approve and sign it are rights of their own.
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use roadstead_api::invalid::Causes;
 use roadstead_api::look::{Look, child, children, default_to};
 use serde_json::{Value, json};
+use x509_parser::pem::parse_x509_pem;
+use x509_parser::prelude::{FromDer, X509CertificationRequest};
 
 use crate::api::{Api, User};
 use crate::error::ApiError;
+use crate::identity::Subject;
 use crate::rbac::rule::Action;
 use crate::registry::Resource;
 
 const REQUESTS: &str = "certificatesigningrequests.certificates.k8s.io";
 
-/// Writes into a new request who made it.
-pub fn sign_in(resource: &Resource, user: &User, request: &mut Value) {
+/// For clients of the API server, whoever they are.
+const CLIENT: &str = "kubernetes.io/kube-apiserver-client";
+/// For node agents as clients of the API server.
+const NODE_CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
+/// For node agents as servers.
+const NODE_SERVING: &str = "kubernetes.io/kubelet-serving";
+
+/// Writes into a new request who made it, and refuses what nobody, or not this user, may ask for.
+pub fn sign_in(resource: &Resource, user: &User, request: &mut Value) -> Result<(), ApiError> {
     if resource.bucket != REQUESTS {
-        return;
+        return Ok(());
     }
     let spec = child(request, "spec");
     spec["username"] = user.name.as_str().into();
@@ -29,6 +42,51 @@ pub fn sign_in(resource: &Resource, user: &User, request: &mut Value) {
             false => spec[field] = value,
         }
     }
+    check_subject(resource, user, request)
+}
+
+/// Who the certificate would say that its holder is.
+fn check_subject(resource: &Resource, user: &User, request: &Value) -> Result<(), ApiError> {
+    let (name, text) = (request.text("/metadata/name"), request.text("/spec/request"));
+    // That there is none is found later, together with what else is missing.
+    if text.is_empty() {
+        return Ok(());
+    }
+    let subject = requested_subject(text).map_err(|why| {
+        let mut causes = Causes::default();
+        causes.invalid("spec.request", &json!(text), why);
+        ApiError::invalid(resource.info(), name, &causes.0)
+    })?;
+    let refused = |why: &str| Err(ApiError::forbidden_object(resource.info(), name, why));
+    let is_node = user.name.starts_with("system:node:")
+        && user.groups.iter().any(|group| group == "system:nodes");
+    match request.text("/spec/signerName") {
+        CLIENT if subject.organizations.iter().any(|name| name == "system:masters") => {
+            refused(&format!("use of {CLIENT} signer with system:masters group is not allowed"))
+        }
+        NODE_CLIENT | NODE_SERVING if is_node && subject.common_name != user.name => {
+            refused(&format!("can only create a node CSR with CN={}", user.name))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The subject of a request in PEM, encoded as the API has bytes; the request must be signed with
+/// the key that it is for.
+fn requested_subject(text: &str) -> Result<Subject, String> {
+    let pem = STANDARD.decode(text).map_err(|_| "illegal base64 data".to_owned())?;
+    let wrong = || "PEM block type must be CERTIFICATE REQUEST".to_owned();
+    let (_, pem) = parse_x509_pem(&pem).map_err(|_| wrong())?;
+    if pem.label != "CERTIFICATE REQUEST" {
+        return Err(wrong());
+    }
+    let parsed = X509CertificationRequest::from_der(&pem.contents);
+    let (rest, request) = parsed.map_err(|error| format!("asn1: {error}"))?;
+    if !rest.is_empty() {
+        return Err("asn1: trailing data".to_owned());
+    }
+    request.verify_signature().map_err(|error| format!("x509: {error}"))?;
+    Ok(Subject::of(&request.certification_request_info.subject))
 }
 
 /// Takes from a new state of a request only what its subresource may change: `approval` the
@@ -46,7 +104,7 @@ pub fn confine(
     }
     match subresource {
         "approval" => {
-            check_approver(api, user, resource, old)?;
+            check_right(api, user, "approve", resource, old)?;
             let mut status = old.get("status").cloned().unwrap_or_else(|| json!({}));
             status["conditions"] = new["status"]["conditions"].clone();
             let now = crate::write::seconds(jiff::Timestamp::now());
@@ -65,6 +123,13 @@ pub fn confine(
             if !conditions.is_empty() || new.has("/status/conditions") {
                 child(new, "status")["conditions"] = conditions.into();
             }
+            let state = |request: &'_ Value| {
+                let certificate = request.text("/status/certificate").to_owned();
+                (certificate, request.list("/status/conditions").to_vec())
+            };
+            if state(old) != state(new) {
+                check_right(api, user, "sign", resource, old)?;
+            }
         }
         _ => {}
     }
@@ -75,10 +140,11 @@ fn is_decision(condition: &Value) -> bool {
     matches!(condition.text("/type"), "Approved" | "Denied")
 }
 
-/// Approving is allowed for one signer, or for all of a domain.
-fn check_approver(
+/// Approving and signing are allowed for one signer, or for all of a domain.
+fn check_right(
     api: &Api,
     user: &User,
+    verb: &str,
     resource: &Resource,
     request: &Value,
 ) -> Result<(), ApiError> {
@@ -86,12 +152,12 @@ fn check_approver(
     let domain = signer.split_once('/').map_or(signer, |(domain, _)| domain);
     let may = |name: &str| {
         let (group, resource) = ("certificates.k8s.io", "signers");
-        let action = Action { verb: "approve", group, resource, namespace: "", name, path: "" };
+        let action = Action { verb, group, resource, namespace: "", name, path: "" };
         api.rbac.allows(user, &action)
     };
     if may(signer) || may(&format!("{domain}/*")) {
         return Ok(());
     }
-    let why = format!("user not permitted to approve requests with signerName {signer:?}");
+    let why = format!("user not permitted to {verb} requests with signerName {signer:?}");
     Err(ApiError::forbidden_object(resource.info(), request.text("/metadata/name"), &why))
 }

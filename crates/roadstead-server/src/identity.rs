@@ -17,6 +17,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use x509_parser::prelude::{FromDer, X509Certificate};
+use x509_parser::x509::X509Name;
 
 use crate::api::User;
 use crate::secret_file::write_secret;
@@ -101,6 +102,11 @@ impl Authority {
         &self.pair.certificate
     }
 
+    /// Certificate and key, for those who sign for others.
+    pub fn signing(&self) -> &Pair {
+        &self.pair
+    }
+
     /// A certificate for a server that is reached under these names and addresses.
     pub fn server(&self, names: Vec<String>) -> Result<Pair, IdentityError> {
         let mut params = CertificateParams::new(names)?;
@@ -177,14 +183,34 @@ impl Authority {
     }
 }
 
+/// Whom a certificate, or a request for one, is about.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Subject {
+    /// The first common name; empty if there is none.
+    pub common_name: String,
+    pub organizations: Vec<String>,
+}
+
+impl Subject {
+    pub(crate) fn of(name: &X509Name<'_>) -> Self {
+        let common_name = name.iter_common_name().next().and_then(|part| part.as_str().ok());
+        let organizations = name.iter_organization().filter_map(|part| part.as_str().ok());
+        Self {
+            common_name: common_name.unwrap_or("").to_owned(),
+            organizations: organizations.map(str::to_owned).collect(),
+        }
+    }
+}
+
 /// Who a client certificate says its holder is: the common name and the organizations.
 pub fn user_of(certificate: &CertificateDer<'_>) -> Option<User> {
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
-    let subject = certificate.subject();
-    let name = subject.iter_common_name().next()?.as_str().ok()?.to_owned();
-    let groups = subject.iter_organization().filter_map(|part| part.as_str().ok());
-    let groups = groups.map(str::to_owned).chain(["system:authenticated".to_owned()]).collect();
-    Some(User::new(name, groups))
+    let Subject { common_name, mut organizations } = Subject::of(certificate.subject());
+    if common_name.is_empty() {
+        return None;
+    }
+    organizations.push("system:authenticated".to_owned());
+    Some(User::new(common_name, organizations))
 }
 
 #[test]

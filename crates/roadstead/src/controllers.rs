@@ -2,12 +2,14 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
+use roadstead_controllers::certificates::signer::Signer;
 use roadstead_controllers::leader::Election;
 use roadstead_controllers::metrics::Metrics;
 use roadstead_controllers::{Settings, endpoints, loadbalancer, node_lifecycle, pod_gc};
@@ -36,7 +38,44 @@ pub struct Args {
     #[arg(long)]
     leader_elect: bool,
     #[command(flatten)]
+    signing: Signing,
+    #[command(flatten)]
     options: Options,
+}
+
+/// Who signs certificates.
+#[derive(Clone, Debug, Parser)]
+struct Signing {
+    /// The certificate of the authority that approved certificate requests are signed with; without
+    /// it and its key nobody signs them.
+    #[arg(long, value_name = "FILE", requires = "cluster_signing_key_file")]
+    cluster_signing_cert_file: Option<PathBuf>,
+    /// The key of that authority.
+    #[arg(long, value_name = "FILE", requires = "cluster_signing_cert_file")]
+    cluster_signing_key_file: Option<PathBuf>,
+}
+
+impl Signing {
+    fn signer(&self, duration: Duration) -> anyhow::Result<Option<Arc<Signer>>> {
+        let (Some(certificate), Some(key)) =
+            (&self.cluster_signing_cert_file, &self.cluster_signing_key_file)
+        else {
+            return Ok(None);
+        };
+        let read = |path: &PathBuf| {
+            let text = std::fs::read_to_string(path);
+            text.with_context(|| format!("cannot read {}", path.display()))
+        };
+        let signer = Signer::new(&read(certificate)?, &read(key)?, duration);
+        let signer = signer.map_err(|why| {
+            anyhow::anyhow!(
+                "cannot sign with {} and {}: {why}",
+                certificate.display(),
+                key.display()
+            )
+        })?;
+        Ok(Some(Arc::new(signer)))
+    }
 }
 
 /// What can be chosen about the controllers themselves.
@@ -66,6 +105,11 @@ pub struct Options {
     /// So many finished pods are kept; 0 keeps all.
     #[arg(long, value_name = "NUMBER", default_value = "12500")]
     terminated_pod_gc_threshold: usize,
+    /// For how many days certificates are valid that approved requests get; a request may ask for
+    /// less.
+    #[arg(long, value_name = "DAYS", default_value = "365")]
+    #[arg(value_parser = clap::value_parser!(u16).range(1..=3650))]
+    cluster_signing_days: u16,
 }
 
 impl Options {
@@ -79,6 +123,11 @@ impl Options {
         !self.load_balancer_pool.is_empty()
     }
 
+    /// For how long signed certificates are valid.
+    pub fn signing_duration(&self) -> Duration {
+        Duration::from_secs(u64::from(self.cluster_signing_days) * 24 * 3600)
+    }
+
     /// What the controllers are told.
     pub fn settings(&self) -> Settings {
         let pool = match self.load_balancer_pool.as_slice() {
@@ -87,6 +136,7 @@ impl Options {
         };
         Settings {
             root_ca: None,
+            signer: None,
             endpoints: endpoints::Config {
                 max_endpoints: self.max_endpoints_per_slice.into(),
                 max_mirrored: self.mirroring_max_endpoints_per_subset.into(),
@@ -109,10 +159,12 @@ impl Options {
 
 /// Runs controllers until interrupted.
 pub async fn run(args: Args) -> anyhow::Result<()> {
-    let names = roadstead_controllers::choose(&args.controllers).map_err(anyhow::Error::msg)?;
+    let mut names = roadstead_controllers::choose(&args.controllers).map_err(anyhow::Error::msg)?;
+    let signer = args.signing.signer(args.options.signing_duration())?;
+    names.retain(|name| signer.is_some() || *name != roadstead_controllers::CERTIFICATES);
     anyhow::ensure!(!names.is_empty(), "--controllers leaves none to run");
     let config = config(args.kubeconfig.as_deref()).await?;
-    let settings = Settings { root_ca: root_ca(&config), ..args.options.settings() };
+    let settings = Settings { root_ca: root_ca(&config), signer, ..args.options.settings() };
     let server = config.cluster_url.to_string();
     let client = Client::try_from(config).context("cannot use the kubeconfig")?;
     let stop = crate::cli::interrupted();

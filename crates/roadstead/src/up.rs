@@ -10,6 +10,7 @@ use clap::{ArgAction, Parser};
 use ipnet::Ipv4Net;
 use jiff::Timestamp;
 use kube::Client;
+use roadstead_controllers::certificates::signer::Signer;
 use roadstead_dns::agent::{Pages, Source};
 use roadstead_dns::limit::{Limits, USUAL_RATE};
 use roadstead_forwarding::surroundings::{DetectLocal, Surroundings};
@@ -160,6 +161,14 @@ impl Plan {
         }
     }
 
+    /// Approved requests for certificates are signed with the cluster's own authority.
+    fn signer(&self, authority: &Authority) -> anyhow::Result<Arc<Signer>> {
+        let pair = authority.signing();
+        let longest = self.args.controllers.signing_duration();
+        let signer = Signer::new(&pair.certificate, &pair.key, longest);
+        Ok(Arc::new(signer.map_err(anyhow::Error::msg).context("cannot sign certificates")?))
+    }
+
     /// What the API server knows about its neighbours: that there are no others.
     fn neighbours(&self) -> Neighbours {
         Neighbours { components: Some(roadstead_controllers::ALL.to_vec()) }
@@ -285,8 +294,9 @@ async fn serve(
     server.write_kubeconfig(&authority, &plan.kubeconfig)?;
     tasks.spawn("API server", async move { Ok(server.task.await??) });
     let root_ca = Some(authority.certificate().to_owned());
+    let signer = Some(plan.signer(&authority)?);
     let mut settings =
-        roadstead_controllers::Settings { root_ca, ..plan.args.controllers.settings() };
+        roadstead_controllers::Settings { root_ca, signer, ..plan.args.controllers.settings() };
     let own_ports = [own_port..=own_port, plan.args.services.node_ports()];
     settings.load_balancer.own_ports.extend(own_ports);
     for (name, names) in roadstead_controllers::tasks(&roadstead_controllers::ALL) {

@@ -6,7 +6,9 @@ use serde_json::{Value, json};
 
 use crate::invalid::Causes;
 use crate::kind::{Column, Info, Kind, NAME_AND_AGE, age_cell, labels_cell, name_cell, or_none};
-use crate::kinds::{cells, deployment, limits, network_policy, pod_spec, rbac};
+use crate::kinds::{
+    cells, certificate_request, deployment, limits, network_policy, pod_spec, rbac,
+};
 use crate::look::{Look, child, default_to};
 
 /// How a cell comes out of an object.
@@ -51,6 +53,8 @@ pub struct Stored {
     pub(super) update: fn(&Value, &mut Value),
     /// What must be true of it, and of a change.
     pub(super) check: fn(&Value, Option<&Value>, &mut Causes),
+    /// What must be true of its status, and of a change of that.
+    pub(super) check_status: fn(&Value, &Value, &mut Causes),
 }
 
 impl Kind for Stored {
@@ -80,6 +84,11 @@ impl Kind for Stored {
             deployment::validate_workload(object, old, causes);
         }
         (self.check)(object, old, causes);
+    }
+
+    fn validate_status(&self, object: &Value, old: &Value, causes: &mut Causes) {
+        self.validate(object, Some(old), causes);
+        (self.check_status)(object, old, causes);
     }
 
     fn selectable(&self) -> &'static [(&'static str, &'static str)] {
@@ -134,6 +143,7 @@ pub(super) const fn shown(
         create: |_| {},
         update: |_, _| {},
         check: |_, _, _| {},
+        check_status: |_, _, _| {},
     }
 }
 
@@ -461,6 +471,8 @@ pub static ALL: [Stored; 23] = [
         selectable: &[("spec.signerName", "/spec/signerName")],
         // Who asked for what does not change once somebody may have approved it.
         update: |old, new| new["spec"] = old["spec"].clone(),
+        check: certificate_request::validate,
+        check_status: certificate_request::validate_status,
         ..shown(
             cluster(
                 "certificates.k8s.io",
@@ -470,8 +482,8 @@ pub static ALL: [Stored; 23] = [
             )
             .short(&["csr"])
             .with_status(),
-            &[NAME, AGE, Column::text("SignerName"), Column::text("Requestor")],
-            &[Cell::Name, Cell::Age, Cell::Text("/spec/signerName"), Cell::Text("/spec/username")],
+            certificate_request::COLUMNS,
+            certificate_request::CELLS,
         )
     },
     stored(cluster("node.k8s.io", "RuntimeClass", "runtimeclasses", "runtimeclass")),

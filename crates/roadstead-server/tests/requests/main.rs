@@ -2,6 +2,7 @@
 
 mod admission;
 mod audit;
+mod certificates;
 mod definitions;
 mod documents;
 mod dry_runs;

@@ -170,46 +170,6 @@ async fn a_watch_of_one_object_tells_of_no_other() {
 }
 
 #[tokio::test]
-async fn a_request_for_a_certificate_says_who_made_it() {
-    let server = server(
-        "create,get,update,patch certificates.k8s.io:certificatesigningrequests,\
-         certificatesigningrequests/approval,certificatesigningrequests/status",
-    )
-    .await;
-    let requests = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
-    let request = json!({"metadata": {"name": "r"}, "spec": {"request": "YQ==",
-        "signerName": "example.com/a", "usages": ["client auth"], "username": "root",
-        "groups": ["system:masters"], "uid": "7"}});
-    let made = alice(&server, &format!("POST {requests}"), request).await;
-    let spec = &made.body["spec"];
-    assert_eq!(
-        (&spec["username"], &spec["groups"], &spec["uid"]),
-        (&json!("alice"), &json!(["system:authenticated"]), &Value::Null),
-        "{}",
-        made.text
-    );
-    let spec = json!({"spec": {"username": "root"}});
-    let changed = alice(&server, &format!("PATCH {requests}/r"), spec).await;
-    assert_eq!(changed.body["spec"]["username"], "alice", "{}", changed.text);
-    let approved = json!({"status": {"certificate": "YQ==",
-        "conditions": [{"type": "Approved", "status": "True"}]}});
-    let refused = alice(&server, &format!("PATCH {requests}/r/approval"), &approved).await;
-    assert_eq!(
-        refused.body["message"],
-        "certificatesigningrequests.certificates.k8s.io \"r\" is forbidden: user not permitted to \
-         approve requests with signerName \"example.com/a\""
-    );
-    // The decision is not part of the status, nor the certificate of the decision.
-    let status = alice(&server, &format!("PATCH {requests}/r/status"), &approved).await;
-    assert_eq!(status.body["status"], json!({"certificate": "YQ==", "conditions": []}));
-    let approved = server.ask(&format!("PATCH {requests}/r/approval"), &approved).await;
-    assert_eq!(approved.body["status"]["conditions"][0]["type"], "Approved", "{}", approved.text);
-    let none = json!({"status": {"conditions": []}});
-    let status = alice(&server, &format!("PATCH {requests}/r/status"), none).await;
-    assert_eq!(status.body["status"]["conditions"][0]["type"], "Approved", "{}", status.text);
-}
-
-#[tokio::test]
 async fn a_small_role_is_not_multiplied_out() {
     let server = server(
         "get pods; create,update,get rbac.authorization.k8s.io:roles,rolebindings; create \

@@ -1,5 +1,7 @@
 //! One object of every kind that is kept, each of which the server accepts.
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
 use crate::server::Server;
@@ -108,7 +110,8 @@ pub async fn all() -> (Server, Vec<Sample>) {
         ("batch/v1 jobs", spec(job.clone())),
         (
             "certificates.k8s.io/v1 certificatesigningrequests",
-            spec(json!({"request": "eA==", "signerName": "example.com/s", "usages": ["any"]})),
+            spec(json!({"request": STANDARD.encode(include_str!("jane.csr")),
+                "signerName": "example.com/s", "usages": ["any"]})),
         ),
         ("coordination.k8s.io/v1 leases", spec(json!({"holderIdentity": "me"}))),
         (

@@ -93,3 +93,103 @@ spec:
     kubectl.run("certificate deny denied");
     assert!(kubectl.run("get csr denied --no-headers").trim_end().ends_with("Denied"));
 }
+
+/// When the certificate ends that the server shows.
+fn shown_until(roadstead: &Roadstead) -> String {
+    let server = roadstead.credentials().server.replace("https://", "");
+    run(&format!(
+        "openssl s_client -connect {server} </dev/null 2>/dev/null | openssl x509 -noout -enddate"
+    ))
+}
+
+#[test]
+fn certificates_renew_themselves_and_connections_go_on() {
+    if is_left_out("L5") {
+        return;
+    }
+    let roadstead = Roadstead::apiserver_with("--certificate-duration 12s");
+    let place = roadstead.directory().display().to_string();
+    let first = roadstead.credentials();
+    let shown = shown_until(&roadstead);
+    std::fs::copy(roadstead.kubeconfig(), format!("{place}/old")).unwrap();
+    let command =
+        format!("exec kubectl --kubeconfig {place}/old get configmaps --watch > {place}/watched");
+    let mut watch = std::process::Command::new("sh").args(["-c", &command]).spawn().unwrap();
+    let patience = Duration::from_secs(30);
+    let seen = |name: &'static str| {
+        let read = || std::fs::read_to_string(format!("{place}/watched")).unwrap();
+        eventually(name, patience, read, |text| text.contains(name));
+    };
+    roadstead.kubectl().run("create configmap before");
+    seen("before");
+    eventually(
+        "renewed",
+        patience,
+        || roadstead.credentials().certificate,
+        |certificate| *certificate != first.certificate,
+    );
+    assert_ne!(shown_until(&roadstead), shown);
+    // The old one ends, for new connections.
+    let old = || try_run(&format!("kubectl --kubeconfig {place}/old get configmaps"));
+    eventually("the old one ends", patience, old, |output| !output.status.success());
+    roadstead.kubectl().run("create configmap after");
+    seen("after");
+    assert_eq!(watch.try_wait().unwrap(), None, "the watch goes on");
+    watch.kill().unwrap();
+    watch.wait().unwrap();
+}
+
+#[test]
+fn tokens_outlive_the_key_that_signed_them() {
+    if is_left_out("L5") {
+        return;
+    }
+    // Keys are looked at every three seconds then.
+    let flags = "apiserver --listen 127.0.0.1:0 --certificate-duration 30s";
+    let roadstead = Roadstead::start_in(tempfile::tempdir().unwrap(), flags);
+    let place = roadstead.directory().display().to_string();
+    roadstead.kubectl().run("create serviceaccount robot");
+    let token = || roadstead.kubectl().run("create token robot").trim().to_owned();
+    let key_ids = || {
+        let text = roadstead.kubectl().run("get --raw /openid/v1/jwks");
+        let set: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let keys = set["keys"].as_array().unwrap().iter();
+        keys.map(|key| key["kid"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let works = |token: &str| {
+        let server = roadstead.credentials().server;
+        let ca = format!("--certificate-authority={place}/data/pki/ca.crt --server={server}");
+        let output =
+            try_run(&format!("kubectl --kubeconfig=/dev/null {ca} --token={token} auth whoami"));
+        String::from_utf8_lossy(&output.stdout).contains("system:serviceaccount:default:robot")
+    };
+    let rotate = |flags: &str| {
+        let binary = env!("CARGO_BIN_EXE_roadstead");
+        let command = format!("{binary} certificates rotate-service-account-key {flags}");
+        let output = try_run(&format!("{command} --data-dir {place}/data"));
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    };
+    let patience = Duration::from_secs(20);
+    let (first, old) = (key_ids(), token());
+    assert!(works(&old));
+    rotate("");
+    eventually("another key", patience, key_ids, |ids| ids.len() == 2 && ids[0] != first[0]);
+    assert_eq!(key_ids()[1], first[0]);
+    let new = token();
+    assert!(works(&old) && works(&new));
+    rotate("--forget-previous");
+    eventually("only one key", patience, key_ids, |ids| ids.len() == 1);
+    assert!(!works(&old) && !works(&new) && works(&token()));
+
+    let list = || {
+        let command = format!("{} certificates", env!("CARGO_BIN_EXE_roadstead"));
+        let kubeconfig = roadstead.kubeconfig();
+        let place = format!("--data-dir {place}/data --kubeconfig {}", kubeconfig.display());
+        let output = try_run(&format!("{command} renew {place} && {command} list {place}"));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let words = ["authority", "(3651 days)", "administrator", "(364 days)", "signs tokens"];
+    // The server may have renewed it in between.
+    eventually("a list", patience, list, |said| words.iter().all(|words| said.contains(words)));
+    roadstead.kubectl().run("get namespaces");
+}

@@ -14,6 +14,7 @@ use roadstead_store::store::Store;
 
 use crate::allocate::ranges::Ranges;
 use crate::audit::Audit;
+use crate::identity::IdentityError;
 use crate::limits::Limits;
 use crate::metrics::Metrics;
 use crate::plugins::{Plugin, Plugins};
@@ -151,6 +152,11 @@ impl Api {
 }
 
 impl Api {
+    /// Takes in what has been changed about the keys of tokens; whether anything was.
+    pub fn reload_keys(&self) -> Result<bool, IdentityError> {
+        self.tokens.reload()
+    }
+
     /// Tells the server what is around it. Only the first time counts.
     pub fn set_neighbours(&self, neighbours: Neighbours) {
         let _ = self.neighbours.set(neighbours);

@@ -5,22 +5,25 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use jiff::Timestamp;
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose,
 };
 use rustls::RootCertStore;
+use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use x509_parser::prelude::{FromDer, X509Certificate};
 use x509_parser::x509::X509Name;
 
 use crate::api::User;
 use crate::secret_file::write_secret;
+use crate::serving::Serving;
 
 /// Why certificates could not be made or read.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +42,9 @@ pub enum IdentityError {
     /// TLS does not accept what we made.
     #[error("cannot set up TLS")]
     Tls(#[from] rustls::Error),
+    /// A key in a file is not one.
+    #[error("the key of service-account tokens is unreadable: {0}")]
+    Key(String),
     /// A certificate in a file is not one.
     #[error("the certificate of the authority is unreadable: {0}")]
     Pem(String),
@@ -57,7 +63,16 @@ pub struct Pair {
 pub struct Authority {
     pair: Pair,
     issuer: Issuer<'static, KeyPair>,
+    /// How long what it signs is valid.
+    lifetime: Duration,
 }
+
+/// How long the authority itself is valid.
+const TEN_YEARS: Duration = Duration::from_secs(3652 * 24 * 3600);
+/// How long what it signs is valid, unless the operator wants it otherwise.
+pub const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+/// Clocks differ: everything is valid from a little before it was made.
+const BACKDATE: Duration = Duration::from_secs(300);
 
 impl Authority {
     /// A new authority that lives as long as the process.
@@ -67,11 +82,10 @@ impl Authority {
         params.distinguished_name.push(DnType::CommonName, "roadstead-ca");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
-        params.not_before = rcgen::date_time_ymd(2020, 1, 1);
-        params.not_after = rcgen::date_time_ymd(2060, 1, 1);
+        limit(&mut params, TEN_YEARS);
         let certificate = params.self_signed(&key)?.pem();
         let pair = Pair { certificate, key: key.serialize_pem() };
-        Ok(Self { pair, issuer: Issuer::new(params, key) })
+        Ok(Self { pair, issuer: Issuer::new(params, key), lifetime: YEAR })
     }
 
     /// The authority kept in a directory, made on first use.
@@ -86,7 +100,7 @@ impl Authority {
             let pair = Pair { certificate: read(&certificate)?, key: read(&key)? };
             let signing = KeyPair::from_pem(&pair.key)?;
             let issuer = Issuer::from_ca_cert_pem(&pair.certificate, signing)?;
-            return Ok(Self { pair, issuer });
+            return Ok(Self { pair, issuer, lifetime: YEAR });
         }
         let authority = Self::ephemeral()?;
         let mut builder = fs::DirBuilder::new();
@@ -95,6 +109,16 @@ impl Authority {
         write_secret(&certificate, &authority.pair.certificate).map_err(file(&certificate))?;
         write_secret(&key, &authority.pair.key).map_err(file(&key))?;
         Ok(authority)
+    }
+
+    /// Signs for another time than a year.
+    pub fn valid_for(self, lifetime: Duration) -> Self {
+        Self { lifetime, ..self }
+    }
+
+    /// How long what it signs is valid.
+    pub fn lifetime(&self) -> Duration {
+        self.lifetime
     }
 
     /// The certificate that clients trust, in PEM.
@@ -125,8 +149,9 @@ impl Authority {
     }
 
     fn sign(&self, mut params: CertificateParams) -> Result<Pair, IdentityError> {
-        params.not_before = rcgen::date_time_ymd(2020, 1, 1);
-        params.not_after = rcgen::date_time_ymd(2060, 1, 1);
+        limit(&mut params, self.lifetime);
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.use_authority_key_identifier_extension = true;
         let key = KeyPair::generate()?;
         let certificate = params.signed_by(&key, &self.issuer)?.pem();
         Ok(Pair { certificate, key: key.serialize_pem() })
@@ -134,6 +159,14 @@ impl Authority {
 
     /// TLS that shows `server` and believes client certificates of this authority.
     pub fn tls(&self, server: &Pair) -> Result<Arc<rustls::ServerConfig>, IdentityError> {
+        self.tls_with(Arc::new(Serving::new(server)?))
+    }
+
+    /// TLS that shows what is to be shown at that moment.
+    pub fn tls_with(
+        &self,
+        serving: Arc<Serving>,
+    ) -> Result<Arc<rustls::ServerConfig>, IdentityError> {
         let pem = |error: rustls::pki_types::pem::Error| IdentityError::Pem(error.to_string());
         let mut roots = RootCertStore::empty();
         roots
@@ -143,13 +176,10 @@ impl Authority {
             .allow_unauthenticated()
             .build()
             .map_err(|error| IdentityError::Pem(error.to_string()))?;
-        let chain =
-            vec![CertificateDer::from_pem_slice(server.certificate.as_bytes()).map_err(pem)?];
-        let key = PrivateKeyDer::from_pem_slice(server.key.as_bytes()).map_err(pem)?;
         let mut config = rustls::ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()?
             .with_client_cert_verifier(verifier)
-            .with_single_cert(chain, key)?;
+            .with_cert_resolver(serving);
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         Ok(Arc::new(config))
     }
@@ -181,6 +211,21 @@ impl Authority {
             encode(&client.key),
         )
     }
+}
+
+/// Valid from now on, for so long.
+fn limit(params: &mut CertificateParams, lifetime: Duration) {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let epoch = rcgen::date_time_ymd(1970, 1, 1);
+    params.not_before = epoch + now.saturating_sub(BACKDATE);
+    params.not_after = epoch + now + lifetime;
+}
+
+/// When a certificate in PEM ends.
+pub fn end_of(pem: &str) -> Option<Timestamp> {
+    let der = CertificateDer::from_pem_slice(pem.as_bytes()).ok()?;
+    let (_, certificate) = X509Certificate::from_der(&der).ok()?;
+    Timestamp::from_second(certificate.validity().not_after.timestamp()).ok()
 }
 
 /// Whom a certificate, or a request for one, is about.
@@ -220,4 +265,41 @@ fn a_certificate_says_who_its_holder_is() {
     let der = CertificateDer::from_pem_slice(pair.certificate.as_bytes()).unwrap();
     let user = user_of(&der).unwrap();
     assert_eq!((user.name.as_str(), user.is_master()), ("jane", true));
+}
+
+#[test]
+fn a_year_and_ten_years() {
+    let authority = Authority::ephemeral().unwrap();
+    let days = |pem: &str| {
+        let left = end_of(pem).unwrap().as_second() - Timestamp::now().as_second();
+        (left + 3600) / (24 * 3600)
+    };
+    assert_eq!(days(authority.certificate()), 3652);
+    let short = || Authority::ephemeral().unwrap().valid_for(Duration::from_secs(48 * 3600));
+    for (authority, want) in [(authority, 365), (short(), 2)] {
+        for pair in [
+            authority.client("jane", "dev").unwrap(),
+            authority.server(vec!["localhost".into()]).unwrap(),
+        ] {
+            assert_eq!(days(&pair.certificate), want);
+        }
+    }
+}
+
+/// Clusters of earlier versions have an authority until 2060. It stays, since clients trust it;
+/// what it signs is limited all the same.
+#[test]
+fn an_authority_of_earlier_versions_stays() {
+    let place = tempfile::tempdir().unwrap();
+    let key = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.not_after = rcgen::date_time_ymd(2060, 1, 1);
+    let certificate = params.self_signed(&key).unwrap().pem();
+    write_secret(&place.path().join("ca.crt"), &certificate).unwrap();
+    write_secret(&place.path().join("ca.key"), &key.serialize_pem()).unwrap();
+    let authority = Authority::in_directory(place.path()).unwrap();
+    assert_eq!(authority.certificate(), certificate);
+    let end = end_of(&authority.client("jane", "dev").unwrap().certificate).unwrap();
+    assert!(end.as_second() < Timestamp::now().as_second() + 366 * 24 * 3600, "{end}");
 }

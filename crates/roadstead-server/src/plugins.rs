@@ -23,15 +23,19 @@ const OWN: [(&str, Plugin); 4] = [
 ];
 
 /// What is always done, here.
-const ALWAYS: [&str; 3] = ["CertificateApproval", "NamespaceExists", "NamespaceLifecycle"];
+const ALWAYS: [&str; 5] = [
+    "CertificateApproval",
+    "CertificateSigning",
+    "CertificateSubjectRestriction",
+    "NamespaceExists",
+    "NamespaceLifecycle",
+];
 
 /// What upstream has besides.
-const OTHERS: [&str; 34] = [
+const OTHERS: [&str; 32] = [
     "AlwaysAdmit",
     "AlwaysDeny",
     "AlwaysPullImages",
-    "CertificateSigning",
-    "CertificateSubjectRestriction",
     "ClusterTrustBundleAttest",
     "DefaultStorageClass",
     "DenyServiceExternalIPs",

@@ -1,12 +1,10 @@
 //! Bearer tokens: those of service accounts, which we sign, and those from a file.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use base64::Engine;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jiff::Timestamp;
-use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation};
-use rcgen::{KeyPair, PublicKeyData};
+use jsonwebtoken::{Algorithm, Header, Validation};
 use roadstead_api::invalid::Causes;
 use roadstead_api::kind::Info;
 use roadstead_api::look::Look;
@@ -18,7 +16,7 @@ use crate::error::ApiError;
 use crate::identity::IdentityError;
 use crate::known_tokens::Known;
 use crate::object;
-use crate::secret_file::write_secret;
+use crate::token_keys::{Keys, fingerprint};
 
 /// Who signs our tokens, and whom they are for unless somebody asks for others.
 pub const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
@@ -28,10 +26,9 @@ const LONGEST_LIFETIME: i64 = 1 << 32;
 
 /// Makes and checks tokens.
 pub struct Tokens {
-    signing: EncodingKey,
-    checking: DecodingKey,
-    /// The public key, uncompressed.
-    public: Vec<u8>,
+    keys: RwLock<Arc<Keys>>,
+    /// Where the keys are kept, if they are, and what they were like there when they were read.
+    place: Option<(PathBuf, Mutex<Fingerprint>)>,
     /// Tokens from a file.
     known: Known,
 }
@@ -39,30 +36,36 @@ pub struct Tokens {
 impl Tokens {
     /// A key that lives as long as the process.
     pub fn ephemeral() -> Result<Self, IdentityError> {
-        Self::with_key(&KeyPair::generate()?)
+        Ok(Self::with_keys(Keys::ephemeral()?, None))
     }
 
-    /// The key kept in a directory, made on first use.
+    /// The keys kept in a directory, the first made on first use.
     pub fn in_directory(directory: &Path) -> Result<Self, IdentityError> {
-        let path = directory.join("sa.key");
-        let file = |source| IdentityError::File { path: path.clone(), source };
-        if path.exists() {
-            let pem = std::fs::read_to_string(&path).map_err(file)?;
-            return Self::with_key(&KeyPair::from_pem(&pem)?);
-        }
-        let key = KeyPair::generate()?;
-        write_secret(&path, &key.serialize_pem()).map_err(file)?;
-        Self::with_key(&key)
+        let keys = Keys::in_directory(directory)?;
+        let seen = Mutex::new(fingerprint(directory));
+        Ok(Self::with_keys(keys, Some((directory.to_owned(), seen))))
     }
 
-    fn with_key(key: &KeyPair) -> Result<Self, IdentityError> {
-        let wrong = |error: jsonwebtoken::errors::Error| IdentityError::Pem(error.to_string());
-        Ok(Self {
-            signing: EncodingKey::from_ec_pem(key.serialize_pem().as_bytes()).map_err(wrong)?,
-            checking: DecodingKey::from_ec_pem(key.public_key_pem().as_bytes()).map_err(wrong)?,
-            public: key.der_bytes().to_vec(),
-            known: Known::default(),
-        })
+    fn with_keys(keys: Keys, place: Option<(PathBuf, Mutex<Fingerprint>)>) -> Self {
+        Self { keys: RwLock::new(Arc::new(keys)), place, known: Known::default() }
+    }
+
+    fn keys(&self) -> Arc<Keys> {
+        self.keys.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Reads the keys again if somebody has changed them; whether that was so.
+    pub fn reload(&self) -> Result<bool, IdentityError> {
+        let Some((directory, seen)) = &self.place else { return Ok(false) };
+        let now = fingerprint(directory);
+        let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if *seen == now {
+            return Ok(false);
+        }
+        let keys = Arc::new(Keys::in_directory(directory)?);
+        *self.keys.write().unwrap_or_else(PoisonError::into_inner) = keys;
+        *seen = now;
+        Ok(true)
     }
 
     /// Adds tokens that are known from the start.
@@ -94,9 +97,7 @@ impl Tokens {
         let mut rules = Validation::new(Algorithm::ES256);
         rules.set_issuer(&[ISSUER]);
         rules.validate_aud = false;
-        let claims = jsonwebtoken::decode::<Value>(token, &self.checking, &rules)
-            .map_err(|error| error.to_string())?
-            .claims;
+        let claims = self.claims(token, &rules)?;
         let own = claims.list("/aud").iter().filter_map(Value::as_str).map(str::to_owned);
         let own: Vec<_> = own.collect();
         let common: Vec<_> =
@@ -105,6 +106,20 @@ impl Tokens {
             return wrong_audience(&own);
         }
         Ok(Bearer { user: account_of(api, &claims)?, audiences: common })
+    }
+
+    /// What a token says, if one of our keys has signed it.
+    fn claims(&self, token: &str, rules: &Validation) -> Result<Value, String> {
+        let header = jsonwebtoken::decode_header(token).map_err(|error| error.to_string())?;
+        let keys = self.keys();
+        let mut why = String::new();
+        for key in keys.named(header.kid.as_deref()) {
+            match jsonwebtoken::decode::<Value>(token, key, rules) {
+                Ok(token) => return Ok(token.claims),
+                Err(error) => why = error.to_string(),
+            }
+        }
+        Err(why)
     }
 
     /// Completes a TokenRequest for a service account.
@@ -134,8 +149,9 @@ impl Tokens {
             "sub": username(namespace, name),
         });
         let mut header = Header::new(Algorithm::ES256);
-        header.kid = Some("roadstead".into());
-        let token = jsonwebtoken::encode(&header, &claims, &self.signing)
+        let keys = self.keys();
+        header.kid = Some(keys.id().to_owned());
+        let token = jsonwebtoken::encode(&header, &claims, &keys.signing)
             .map_err(|error| ApiError::internal(error.to_string()))?;
         let end = Timestamp::from_second(now + lifetime)
             .map_err(|e| ApiError::internal(e.to_string()))?;
@@ -145,15 +161,14 @@ impl Tokens {
         Ok(request)
     }
 
-    /// `/openid/v1/jwks`: the key by which others can check our tokens.
+    /// `/openid/v1/jwks`: the keys by which others can check our tokens.
     pub fn key_set(&self) -> Value {
-        let half = |range: std::ops::Range<usize>| {
-            self.public.get(range).map(|bytes| URL_SAFE_NO_PAD.encode(bytes)).unwrap_or_default()
-        };
-        json!({"keys": [{"use": "sig", "kty": "EC", "kid": "roadstead", "crv": "P-256",
-            "alg": "ES256", "x": half(1..33), "y": half(33..65)}]})
+        self.keys().to_json()
     }
 }
+
+/// What the files of keys were like.
+type Fingerprint = Vec<(PathBuf, Option<std::time::SystemTime>)>;
 
 /// Who holds a token, and which of the audiences that were asked for it is meant for.
 #[derive(Debug)]

@@ -9,15 +9,17 @@ use std::time::Instant;
 use anyhow::{Context, bail};
 use clap::Parser;
 use ipnet::{IpNet, Ipv4Net};
+use jiff::Timestamp;
 use roadstead_plan::alloc;
 use roadstead_server::api::{Api, Config, Neighbours, Services};
 use roadstead_server::audit::{Audit, Policy};
-use roadstead_server::identity::Authority;
+use roadstead_server::identity::{Authority, end_of};
 use roadstead_server::known_tokens::Known;
 use roadstead_server::plugins::Plugins;
 use roadstead_server::receive::Patience;
-use roadstead_server::secret_file::{append_private, write_secret};
+use roadstead_server::secret_file::append_private;
 use roadstead_server::serve::Door;
+use roadstead_server::serving::Serving;
 use roadstead_server::tokens::Tokens;
 use roadstead_server::{bootstrap, serve};
 use roadstead_store::store::Store;
@@ -26,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::data_directory::DataDirectory;
+use crate::renewal::{AdminConfig, CertificateArgs, Renewal};
 use crate::store_args::StoreArgs;
 use crate::{culprit, machine};
 
@@ -61,6 +64,8 @@ pub struct Args {
     /// that is not like that, an empty token or one that is there twice ends the start.
     #[arg(long, value_name = "FILE")]
     token_auth_file: Option<PathBuf>,
+    #[command(flatten)]
+    certificates: CertificateArgs,
     #[command(flatten)]
     audit: AuditArgs,
     #[command(flatten)]
@@ -251,7 +256,8 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let (service_range, mut services) = args.services.settle()?;
     services.pod_ranges = args.cluster_cidr;
     let setup = Setup {
-        authority: &authority,
+        authority: args.certificates.limit(authority),
+        kubeconfig: args.kubeconfig_out.clone(),
         tokens,
         audit: args.audit.open()?,
         store,
@@ -264,7 +270,6 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         neighbours: Neighbours::default(),
     };
     let server = start(setup, stop).await?;
-    server.write_kubeconfig(&authority, &args.kubeconfig_out)?;
     let took = begin.elapsed().as_millis();
     eprintln!("ready in {took} ms on https://{}", server.address);
     eprintln!("next: kubectl --kubeconfig {} get services", args.kubeconfig_out.display());
@@ -290,8 +295,10 @@ pub fn store_file(data_dir: &Path) -> PathBuf {
 }
 
 /// What an API server needs.
-pub struct Setup<'a> {
-    pub authority: &'a Authority,
+pub struct Setup {
+    pub authority: Arc<Authority>,
+    /// Where the administrator's kubeconfig goes.
+    pub kubeconfig: PathBuf,
     pub tokens: Tokens,
     pub audit: Option<Audit>,
     pub store: Arc<Store>,
@@ -315,9 +322,10 @@ fn advertised(given: Option<IpAddr>, listen: SocketAddr) -> anyhow::Result<Optio
 }
 
 /// Starts an API server.
-pub async fn start(setup: Setup<'_>, stop: CancellationToken) -> anyhow::Result<Server> {
+pub async fn start(setup: Setup, stop: CancellationToken) -> anyhow::Result<Server> {
     let Setup { authority, tokens, audit, store, listen, service_range, services, .. } = setup;
-    let Setup { advertise, plugins, neighbours, .. } = setup;
+    let Setup { advertise, plugins, neighbours, kubeconfig, .. } = setup;
+    warn_of_the_end(&authority);
     let listener = bind(listen).await?;
     let address = listener.local_addr().context("a bound socket has an address")?;
     let advertise = advertise.map(|ip| (ip, address.port()));
@@ -329,30 +337,39 @@ pub async fn start(setup: Setup<'_>, stop: CancellationToken) -> anyhow::Result<
         .await
         .map_err(|error| anyhow::anyhow!("cannot prepare the cluster: {}", error.message))?;
     let names = certificate_names(address, service_range, advertise.map(|(ip, _)| ip));
-    let tls = authority.tls(&authority.server(names)?)?;
+    let serving = Arc::new(Serving::new(&authority.server(names.clone())?)?);
+    let tls = authority.tls_with(serving.clone())?;
+    let admin = AdminConfig { path: kubeconfig, url: url(address) };
+    admin.write(&authority)?;
+    let renewal = Renewal { api: api.clone(), authority, serving, names, admin };
+    let renewing = renewal.run(stop.clone());
     let keeping = bootstrap::keep(api.clone(), stop.clone());
     let door = Door { listener, tls, patience: Patience::default() };
     let serving = serve::run(api.clone(), door, stop);
-    let task = tokio::spawn(async move { tokio::join!(serving, keeping).0 });
+    let task = tokio::spawn(async move { tokio::join!(serving, keeping, renewing).0 });
     Ok(Server { api, address, task })
+}
+
+/// What the authority has signed ends with it.
+fn warn_of_the_end(authority: &Authority) {
+    let Some(end) = end_of(authority.certificate()) else { return };
+    if end.as_second() - Timestamp::now().as_second() < 365 * 24 * 3600 {
+        warn!(%end, "the certificate of the cluster's authority ends soon, and everything with it");
+    }
+}
+
+/// Where clients on this machine reach a server.
+fn url(mut address: SocketAddr) -> String {
+    if address.ip().is_unspecified() {
+        address.set_ip([127, 0, 0, 1].into());
+    }
+    format!("https://{address}")
 }
 
 impl Server {
     /// Where clients on this machine reach the server.
     pub fn url(&self) -> String {
-        let mut address = self.address;
-        if address.ip().is_unspecified() {
-            address.set_ip([127, 0, 0, 1].into());
-        }
-        format!("https://{address}")
-    }
-
-    /// Writes the kubeconfig of an administrator.
-    pub fn write_kubeconfig(&self, authority: &Authority, path: &Path) -> anyhow::Result<()> {
-        let admin = authority.client("roadstead-admin", "system:masters")?;
-        let text = authority.kubeconfig(&self.url(), &admin);
-        write_secret(path, &text)
-            .with_context(|| format!("cannot write the kubeconfig {}", path.display()))
+        url(self.address)
     }
 }
 

@@ -7,7 +7,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
-use crate::{apiserver, controllers, dns, proxy, render, snapshot, trace, up, wait};
+use crate::{apiserver, certificates, controllers, dns, proxy, render, snapshot, trace, up, wait};
 
 /// Kubernetes Services for any Linux machine.
 ///
@@ -30,6 +30,7 @@ Examples:
   sudo roadstead proxy --kubeconfig F   in the place of kube-proxy, in any cluster
   sudo roadstead dns --kubeconfig F     DNS for another cluster, in the place of CoreDNS
   sudo roadstead snapshot save FILE     a copy of all objects, while it runs
+  sudo roadstead certificates list      when certificates end, and which keys there are
   sudo roadstead cleanup                remove everything: pods, rules and objects";
 
 #[derive(Debug, Subcommand)]
@@ -52,6 +53,8 @@ pub enum Command {
     Dns(Box<dns::Args>),
     /// Save all objects in a file, or restore them from one.
     Snapshot(snapshot::Args),
+    /// Show or renew certificates, and the keys of service-account tokens.
+    Certificates(certificates::Args),
     /// Remove every process, namespace, link, rule and file that `up` with the same flags made, objects
     /// included.
     Cleanup(up::Args),
@@ -78,6 +81,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Wait(args) => wait::run(args).await,
         Command::Dns(args) => dns::run(*args).await,
         Command::Snapshot(args) => snapshot::run(args).await,
+        Command::Certificates(args) => certificates::run(args),
         Command::Cleanup(args) => up::cleanup(args).await,
     }
 }

@@ -19,7 +19,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use crate::compose::Tasks;
-use crate::machine;
+use crate::{duration, machine};
 
 /// Run controllers against any Kubernetes cluster.
 #[derive(Debug, Parser)]
@@ -105,11 +105,9 @@ pub struct Options {
     /// So many finished pods are kept; 0 keeps all.
     #[arg(long, value_name = "NUMBER", default_value = "12500")]
     terminated_pod_gc_threshold: usize,
-    /// For how many days certificates are valid that approved requests get; a request may ask for
-    /// less.
-    #[arg(long, value_name = "DAYS", default_value = "365")]
-    #[arg(value_parser = clap::value_parser!(u16).range(1..=3650))]
-    cluster_signing_days: u16,
+    /// For how long certificates are valid that approved requests get; a request may ask for less.
+    #[arg(long, value_name = "TIME", default_value = "8760h", value_parser = duration::parse)]
+    cluster_signing_duration: Duration,
 }
 
 impl Options {
@@ -125,7 +123,7 @@ impl Options {
 
     /// For how long signed certificates are valid.
     pub fn signing_duration(&self) -> Duration {
-        Duration::from_secs(u64::from(self.cluster_signing_days) * 24 * 3600)
+        self.cluster_signing_duration
     }
 
     /// What the controllers are told.

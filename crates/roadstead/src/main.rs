@@ -4,12 +4,14 @@
 //! carry it out, `compose` keeps the tasks together.
 
 mod apiserver;
+mod certificates;
 mod cli;
 mod compose;
 mod controllers;
 mod culprit;
 mod data_directory;
 mod dns;
+mod duration;
 mod kube_proxy_flags;
 mod machine;
 mod manifests;
@@ -17,6 +19,7 @@ mod network_claim;
 mod proxy;
 mod ranges;
 mod render;
+mod renewal;
 mod snapshot;
 mod store_args;
 mod trace;

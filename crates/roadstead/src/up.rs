@@ -30,6 +30,7 @@ use crate::compose::Tasks;
 use crate::data_directory::DataDirectory;
 use crate::network_claim::NetworkClaim;
 use crate::ranges::Ranges;
+use crate::renewal::CertificateArgs;
 use crate::store_args::StoreArgs;
 use crate::{apiserver, controllers, machine, visible};
 
@@ -81,6 +82,8 @@ pub struct Args {
     /// usual ones, no system call filter. Whoever may create pods is then root here.
     #[arg(long)]
     allow_privileged: bool,
+    #[command(flatten)]
+    certificates: CertificateArgs,
     #[command(flatten)]
     audit: apiserver::AuditArgs,
     #[command(flatten)]
@@ -269,12 +272,13 @@ async fn serve(
 ) -> anyhow::Result<()> {
     let stop = crate::cli::interrupted();
     let pki = apiserver::pki(&plan.args.data_dir);
-    let authority = Authority::in_directory(&pki)?;
+    let authority = plan.args.certificates.limit(Authority::in_directory(&pki)?);
     let (service_range, mut services) = plan.args.services.settle()?;
     services.deny_external_ips = plan.args.services.denies_external_ips();
     services.pod_ranges = vec![plan.args.cluster_cidr.into()];
     let setup = apiserver::Setup {
-        authority: &authority,
+        authority: authority.clone(),
+        kubeconfig: plan.kubeconfig.clone(),
         tokens: Tokens::in_directory(&pki)?,
         audit: plan.args.audit.open()?,
         store: plan.store()?,
@@ -291,7 +295,6 @@ async fn serve(
     let api = server.api.clone();
     let mut tasks = Tasks::new(stop.clone());
     let url = server.url();
-    server.write_kubeconfig(&authority, &plan.kubeconfig)?;
     tasks.spawn("API server", async move { Ok(server.task.await??) });
     let root_ca = Some(authority.certificate().to_owned());
     let signer = Some(plan.signer(&authority)?);

@@ -1,6 +1,6 @@
 //! A kind's objects, as one component sees them.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use kube::{Resource, ResourceExt};
@@ -9,6 +9,9 @@ use serde::de::DeserializeOwned;
 
 use crate::informer::{Change, key_of};
 use crate::write::{Verb, Write};
+
+/// So many objects may go between a write that makes one of them and the answer to it.
+const LATEST: usize = 1000;
 
 /// The newest known state of every object of a kind.
 ///
@@ -19,14 +22,19 @@ pub struct Cache<K> {
     objects: BTreeMap<ObjectKey, Arc<K>>,
     /// Uids of objects that we deleted and whose deletion the watch has not shown us yet.
     deleted: HashSet<String>,
-    /// The newest version that the watch has shown us, of whatever object.
-    seen: u64,
+    /// Uids of objects that the watch has shown us to be gone, the last ones only.
+    gone: VecDeque<String>,
     synced: bool,
 }
 
 impl<K> Default for Cache<K> {
     fn default() -> Self {
-        Self { objects: BTreeMap::new(), deleted: HashSet::new(), seen: 0, synced: false }
+        Self {
+            objects: BTreeMap::new(),
+            deleted: HashSet::new(),
+            gone: VecDeque::new(),
+            synced: false,
+        }
     }
 }
 
@@ -34,14 +42,13 @@ impl<K: Resource> Cache<K> {
     /// Takes in a change; returns the key and the state before it if anything is different now.
     pub fn observe(&mut self, change: &Change<K>) -> Option<(ObjectKey, Option<Arc<K>>)> {
         match change {
-            Change::Set(object) => {
-                self.seen = self.seen.max(version(object.as_ref()));
-                self.set(object.clone())
-            }
+            Change::Set(object) => self.set(object.clone()),
             Change::Gone(object) => {
-                self.seen = self.seen.max(version(object.as_ref()));
                 let key = key_of(object.as_ref());
-                self.deleted.remove(&object.uid().unwrap_or_default());
+                let uid = object.uid().unwrap_or_default();
+                self.deleted.remove(&uid);
+                self.gone.truncate(LATEST - 1);
+                self.gone.push_front(uid);
                 let known = self.objects.get(&key)?;
                 if known.uid() != object.uid() {
                     return None;
@@ -108,7 +115,8 @@ impl<K: Resource> Cache<K> {
             return false;
         }
         // Only a new object can be one that we have not heard of.
-        write.verb != Verb::Create || version(object) <= self.seen
+        let uid = object.uid().unwrap_or_default();
+        write.verb != Verb::Create || self.gone.contains(&uid)
     }
 
     fn set(&mut self, object: Arc<K>) -> Option<(ObjectKey, Option<Arc<K>>)> {
@@ -216,12 +224,13 @@ mod tests {
         let mut leaving = map("a", "u", 6);
         leaving.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
         let leaving = serde_json::to_string(&leaving).unwrap();
-        // What we wrote and what the answer is, the watch having shown version 7 as the last.
+        let other = serde_json::to_string(&map("a", "v", 6)).unwrap();
+        // What we wrote and what the answer is, the watch having shown that `u` is gone.
         let cases = [
             ("a change", &changed, answer(6), false),
             ("a deletion that had to wait", &deleted, leaving, false),
             ("a new object", &created, answer(6), false),
-            ("one that is newer than all we know", &created, answer(8), true),
+            ("another new object, of which the watch has not told us", &created, other, true),
         ];
         for (name, write, answer, want) in cases {
             let mut cache = Cache::<ConfigMap>::default();

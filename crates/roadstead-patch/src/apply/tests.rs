@@ -1,3 +1,4 @@
+use roadstead_api::kind::METADATA;
 use roadstead_api::schema::Schema;
 use serde_json::json;
 
@@ -51,7 +52,8 @@ impl Cluster {
     fn apply(&mut self, who: &str, spec: Value, force: bool) -> Result<(), ApplyError> {
         let time = self.time();
         let manager = manager(who, &time);
-        let part = if manager.subresource == "status" { Part::Status(&[]) } else { Part::Main };
+        let part =
+            if manager.subresource == "status" { Part::Status(METADATA) } else { Part::Main };
         let request = Request { manager, force, part };
         self.live = Some(apply(service(), self.live.as_ref(), object(spec), &request)?);
         Ok(())

@@ -15,7 +15,7 @@ use roadstead_forwarding::service::{FrontendKind, IpFamily, Protocol};
 use roadstead_forwarding::table::ForwardingTable;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::{self, Instant};
 use tracing::{debug, info, warn};
 
@@ -23,6 +23,9 @@ use crate::health::{AbortOnDrop, listen_on};
 
 /// How long an endpoint may take to answer before the next one is tried.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// So many connections at most are passed on at a time: whoever has more is turned away, and not
+/// the rest of this process.
+const MOST: usize = 1024;
 /// A port that somebody else has is tried again after this time.
 const PORT_RETRY: Duration = Duration::from_secs(10);
 
@@ -94,6 +97,7 @@ fn relays_of(table: &ForwardingTable, key: &ObjectKey) -> Vec<Relay> {
 pub async fn serve(mut relays: watch::Receiver<Arc<Relays>>) {
     let mut listening: BTreeMap<SocketAddr, AbortOnDrop> = BTreeMap::new();
     let mut refused: BTreeSet<SocketAddr> = BTreeSet::new();
+    let room = Arc::new(Semaphore::new(MOST));
     loop {
         let doors = relays.borrow_and_update().doors();
         listening.retain(|door, _| doors.contains(door));
@@ -105,7 +109,7 @@ pub async fn serve(mut relays: watch::Receiver<Arc<Relays>>) {
             match listen_on(door) {
                 Ok(Some(listener)) => {
                     info!(%door, "node port served on a loopback address");
-                    let task = tokio::spawn(accept(listener, door, relays.clone()));
+                    let task = tokio::spawn(accept(listener, door, relays.clone(), room.clone()));
                     listening.insert(door, AbortOnDrop(task.abort_handle()));
                     refused.remove(&door);
                 }
@@ -124,7 +128,12 @@ pub async fn serve(mut relays: watch::Receiver<Arc<Relays>>) {
     }
 }
 
-async fn accept(listener: TcpListener, door: SocketAddr, relays: watch::Receiver<Arc<Relays>>) {
+async fn accept(
+    listener: TcpListener,
+    door: SocketAddr,
+    relays: watch::Receiver<Arc<Relays>>,
+    room: Arc<Semaphore>,
+) {
     let mut turn = Turn::default();
     loop {
         let Ok((client, _)) = listener.accept().await else {
@@ -135,8 +144,11 @@ async fn accept(listener: TcpListener, door: SocketAddr, relays: watch::Receiver
             let relays = relays.borrow();
             relays.behind(door).map(|relay| turn.order(relay, Instant::now()))
         };
-        if let Some(order) = order {
-            tokio::spawn(pass_on(client, order));
+        if let (Some(order), Ok(place)) = (order, room.clone().try_acquire_owned()) {
+            tokio::spawn(async move {
+                pass_on(client, order).await;
+                drop(place);
+            });
         }
     }
 }

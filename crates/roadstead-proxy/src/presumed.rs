@@ -25,6 +25,21 @@ pub struct Machine {
     pub service_networks: Vec<IpNet>,
 }
 
+/// The loopback addresses on which the proxy itself would listen for node ports.
+pub fn relayed(config: &Config, machine: &Machine) -> BTreeSet<IpAddr> {
+    choice(config, machine).relayed()
+}
+
+fn choice<'a>(config: &'a Config, machine: &'a Machine) -> Choice<'a> {
+    Choice {
+        entries: &config.node_port_addresses,
+        own: &machine.addresses,
+        primary: &machine.primary,
+        localhost: config.mode == Mode::Iptables && config.localhost_node_ports,
+        relays: config.mode != Mode::Iptables,
+    }
+}
+
 /// The surroundings of one family, and what is odd about where node ports are to be served.
 pub fn surroundings(
     config: &Config,
@@ -36,16 +51,9 @@ pub fn surroundings(
     around.node_addresses = machine.addresses.clone();
     let primary = machine.primary.iter().find(|address| IpFamily::of(**address) == family);
     around.node_address = primary.copied();
-    let localhost = config.mode == Mode::Iptables && config.localhost_node_ports;
-    around.node_ports = with_localhost(around.node_ports, localhost);
+    let choice = choice(config, machine);
+    around.node_ports = with_localhost(around.node_ports, choice.localhost);
     if !config.node_port_addresses.is_empty() {
-        let choice = Choice {
-            entries: &config.node_port_addresses,
-            own: &machine.addresses,
-            primary: &machine.primary,
-            localhost,
-            relays: config.mode != Mode::Iptables,
-        };
         (around.node_ports, notes) = choice.of(family);
     }
     if config.node_networks {

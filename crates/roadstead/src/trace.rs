@@ -63,7 +63,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     }
     let world = args.source.world().await?;
     world.say_assumed();
-    let World { tables: [v4, v6], node_addresses, config, .. } = world;
+    let World { tables: [v4, v6], node_addresses, relayed, config, .. } = world;
     let table = if IpFamily::of(destination) == IpFamily::V4 { v4 } else { v6 };
     let own = node_addresses.contains(&args.from) || args.from.is_loopback();
     let packet = Packet {
@@ -83,6 +83,10 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     io::stdout().write_all(report(&decision).as_bytes())?;
     if let Some(note) = unknown_node(&table, &packet, &decision) {
         writeln!(io::stdout(), "{note}")?;
+    }
+    let relayed = relayed.contains(&destination) && packet.protocol == Protocol::Tcp;
+    if let Some(name) = of_node_port(&table, &packet).filter(|_| relayed) {
+        writeln!(io::stdout(), "note     the proxy itself listens there, and passes on to {name}")?;
     }
     if differs {
         writeln!(io::stdout(), "note     mode {} treats it like this, others do not", config.mode)?;
@@ -119,16 +123,24 @@ fn outcomes(
 fn unknown_node(table: &ForwardingTable, packet: &Packet, decision: &Decision) -> Option<String> {
     let mut own = table.surroundings().node_addresses.iter();
     let unowned = decision.owner.is_none() && own.all(IpAddr::is_loopback);
-    let node_port = Frontend { host: Host::Node, protocol: packet.protocol, port: packet.port };
-    let of = |name: &Arc<ServicePortName>| {
-        table.frontends_of(name).iter().any(|(frontend, _)| *frontend == node_port)
-    };
-    let mut names = table.iter().map(|(name, _)| name);
-    let name = names.find(|name| unowned && of(name))?;
+    let name =
+        of_node_port(table, packet).filter(|_| unowned && !packet.destination.is_loopback())?;
     Some(format!(
         "note     {} is the node port of {name}, but the node is not known: say --node or --node-address",
         packet.port
     ))
+}
+
+/// Whose node port the port of a packet is, if it is one.
+fn of_node_port<'a>(
+    table: &'a ForwardingTable,
+    packet: &Packet,
+) -> Option<&'a Arc<ServicePortName>> {
+    let node_port = Frontend { host: Host::Node, protocol: packet.protocol, port: packet.port };
+    let of = |name: &&Arc<ServicePortName>| {
+        table.frontends_of(name).iter().any(|(frontend, _)| *frontend == node_port)
+    };
+    table.iter().map(|(name, _)| name).find(of)
 }
 
 fn report(decision: &Decision) -> String {

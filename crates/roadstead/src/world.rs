@@ -84,6 +84,8 @@ pub struct World {
     pub tables: [ForwardingTable; 2],
     /// The addresses of the node, as far as somebody said.
     pub node_addresses: Vec<IpAddr>,
+    /// The loopback addresses on which it listens itself.
+    pub relayed: BTreeSet<IpAddr>,
     /// How it is configured.
     pub config: Config,
     /// What nobody said, so that it had to be assumed.
@@ -129,7 +131,8 @@ impl Source {
             table
         };
         let tables = [table(IpFamily::V4), table(IpFamily::V6)];
-        Ok(World { tables, node_addresses: self.node_address, config, assumed })
+        let relayed = presumed::relayed(&config, &machine);
+        Ok(World { tables, node_addresses: self.node_address, relayed, config, assumed })
     }
 
     /// The configuration of the file and the flags.
@@ -418,6 +421,10 @@ spec: {clusterIPs: [10.96.0.1], ports: [{port: 80, nodePort: 30080}]}
         let (around, assumed) = world_of_all(flags).await;
         assert_eq!(around.node_ports, NodePorts::On(["192.0.2.7".parse().unwrap()].into()));
         assert!(!assumed.contains("primary") && !assumed.contains("odd"), "{assumed}");
+        let relaying = world("--node n1 --nodeport-addresses primary,localhost").await;
+        let want: BTreeSet<IpAddr> = ["127.0.0.1", "::1"].map(|a| a.parse().unwrap()).into();
+        assert_eq!(relaying.relayed, want);
+        assert!(world("--mode iptables").await.relayed.is_empty());
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "mode: ipvs\niptables: {masqueradeAll: true}\nnew: 1").unwrap();
         let world = world(&format!("--node n1 --config {}", file.path().display())).await;

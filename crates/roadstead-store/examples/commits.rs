@@ -62,7 +62,9 @@ async fn measure(journal: &str, count: usize, directory: &Path) {
     let reopened = open();
     let reopen = if journal == "disk" { begin.elapsed() } else { Duration::ZERO };
     drop(reopened);
-    let _ = std::fs::remove_file(&path);
+    for extension in ["redb", "ahead0", "ahead1", "mark"] {
+        let _ = std::fs::remove_file(path.with_extension(extension));
+    }
     eprintln!(
         "{journal:7} {count:8} {:>6} µs {:>6} µs {group:>8.0}/s {:>9.1} MB {file:>6} MB {:>5} ms",
         p50.as_micros(),

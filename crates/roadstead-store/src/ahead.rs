@@ -11,6 +11,7 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use redb::StorageBackend;
 use redb::backends::FileBackend;
@@ -35,6 +36,8 @@ mod settle;
 
 pub(crate) use self::settle::Pace;
 
+/// How long files that vanish may go unnoticed.
+const LOOK: Duration = Duration::from_millis(20);
 /// Room for a group that is kept for the next one.
 const LARGE: usize = 1 << 20;
 
@@ -164,6 +167,8 @@ pub(crate) struct Ahead {
     turn: u64,
     disk: Arc<Disk>,
     linked: Option<Arc<Linked>>,
+    /// When the files were last seen where they belong.
+    seen: Instant,
 }
 
 impl Ahead {
@@ -235,13 +240,34 @@ impl Ahead {
         let begin = Begin { settled, using: mark.mark.using, rest };
         let settler = Settler::start(disk.clone(), begin, pace)?;
         let (buffer, turn) = (Vec::new(), pace.turn);
-        Ok(Self { files, mark, active, buffer, settler, turn, disk, linked: None })
+        Ok(Self {
+            files,
+            mark,
+            active,
+            buffer,
+            settler,
+            turn,
+            disk,
+            linked: None,
+            seen: Instant::now(),
+        })
     }
 
     /// From now on nothing is acknowledged when the files are not where they were.
     pub(crate) fn watch_over(&mut self, tables: &Path) -> io::Result<()> {
         let all = paths(tables).into_iter().chain([tables.to_owned()]);
         self.linked = Some(Arc::new(Linked::new(all)?));
+        Ok(())
+    }
+
+    /// Not for every group: a look costs a tenth of a sync, and has the kernel note the time of the
+    /// next write exactly, which costs more.
+    fn check_linked(&mut self) -> Result<(), String> {
+        let Some(linked) = &self.linked else { return Ok(()) };
+        if self.seen.elapsed() >= LOOK {
+            linked.check()?;
+            self.seen = Instant::now();
+        }
         Ok(())
     }
 
@@ -278,7 +304,7 @@ impl Journal for Ahead {
         }
         let group = Group::of(plan);
         self.files[self.active].append(&mut self.buffer, &group)?;
-        self.linked.as_ref().map_or(Ok(()), |linked| linked.check())?;
+        self.check_linked()?;
         self.mark.note(Mark { acknowledged: group.last(), ..self.mark.mark })?;
         self.buffer.shrink_to(LARGE);
         self.settler.hand_over(group);

@@ -372,7 +372,8 @@ async fn nothing_is_acknowledged_when_a_file_is_not_where_it_was() {
             store.commit(put("a", "1")).await.unwrap();
             assert_eq!(store.failure(), None);
             harm(&path.with_extension(file));
-            // Either somebody asks, or somebody writes.
+            // Either somebody asks, or somebody writes, a moment later.
+            std::thread::sleep(Duration::from_millis(25));
             let failure = match look {
                 true => store.failure().unwrap(),
                 false => store.commit(put("a", "2")).await.unwrap_err(),

@@ -129,3 +129,35 @@ async fn a_question_is_no_table() {
         assert_eq!(answer.code, code, "{accept}: {}", answer.text);
     }
 }
+
+#[tokio::test]
+async fn events_are_found_by_every_field_that_upstream_knows() {
+    let server = Server::new().await;
+    let about = json!({"kind": "Pod", "name": "web", "namespace": "default", "apiVersion": "v1",
+        "uid": "u", "resourceVersion": "7", "fieldPath": "spec"});
+    let event = |name: &str, source: serde_json::Value| {
+        json!({"metadata": {"name": name}, "involvedObject": about, "reason": "Started",
+            "type": "Normal", "source": source, "reportingComponent": "new"})
+    };
+    for (name, source) in [("a", json!({"component": "kubelet"})), ("b", json!({}))] {
+        assert_eq!(server.ask(&format!("POST {EVENTS}"), event(name, source)).await.code, 201);
+    }
+    let cases = [
+        ("source=kubelet", "a"),
+        // Newer recorders say it elsewhere.
+        ("source=new", "b"),
+        ("reportingComponent=new", "a b"),
+        ("involvedObject.kind=Pod,involvedObject.name=web,involvedObject.namespace=default", "a b"),
+        ("involvedObject.uid=u,involvedObject.apiVersion=v1", "a b"),
+        ("involvedObject.resourceVersion=7,involvedObject.fieldPath=spec", "a b"),
+        ("reason=Started,type=Normal", "a b"),
+        ("type!=Normal", ""),
+    ];
+    for (selector, want) in cases {
+        let selector = selector.replace('=', "%3D").replace(',', "%2C").replace('!', "%21");
+        let list = server.ask(&format!("GET {EVENTS}?fieldSelector={selector}"), "").await.body;
+        let items = list["items"].as_array().unwrap_or_else(|| panic!("{selector}: {list}"));
+        let names = items.iter().map(|own| own["metadata"]["name"].as_str().unwrap());
+        assert_eq!(names.collect::<Vec<_>>().join(" "), want, "{selector}");
+    }
+}

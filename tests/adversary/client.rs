@@ -127,14 +127,21 @@ impl Door {
         Ok(Client { sender, user: user.to_owned() })
     }
 
-    /// A stranger over HTTP/2, who asks once how we are and then only answers pings, until the
-    /// result is dropped.
-    pub async fn lurk(&self, from: IpAddr) -> Result<http2::SendRequest<Full<Bytes>>, Failure> {
+    /// Somebody over HTTP/2, a stranger if without name, who asks once how we are and then only
+    /// answers pings, until the result is dropped.
+    pub async fn lurk(
+        &self,
+        from: IpAddr,
+        user: &str,
+    ) -> Result<http2::SendRequest<Full<Bytes>>, Failure> {
         let stream = self.connect(from, b"h2").await?;
         let (mut sender, connection) =
             http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await?;
         tokio::spawn(connection);
-        let request = Request::builder().uri(format!("https://{}/healthz", self.address));
+        let mut request = Request::builder().uri(format!("https://{}/healthz", self.address));
+        if !user.is_empty() {
+            request = request.header("authorization", format!("Bearer {user}"));
+        }
         let response = sender.send_request(request.body(Full::default())?).await?;
         response.into_body().collect().await?;
         Ok(sender)

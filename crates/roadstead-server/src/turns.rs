@@ -157,8 +157,10 @@ impl Flow {
     /// Waits for a turn to do a little work right away. The seat is kept until the next turn.
     /// Those who keep the cluster running need none for so little.
     pub async fn turn(&self) {
-        if self.rank != Rank::Other {
-            return tokio::task::yield_now().await;
+        match self.rank {
+            Rank::Own => return,
+            Rank::System => return tokio::task::yield_now().await,
+            Rank::Other => {}
         }
         let seat = self.seat().await;
         self.hold(seat);

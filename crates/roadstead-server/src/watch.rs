@@ -28,6 +28,8 @@ const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
 const LEAST: usize = 200;
 /// What is read at once, whatever it takes.
 const SMALL: usize = TURN / 4;
+/// And how much of what happened since the last look.
+const AT_ONCE: usize = 2 * TURN;
 
 /// What a watcher asked for.
 pub struct Watch {
@@ -171,11 +173,24 @@ impl Watcher {
         }
     }
 
+    /// Takes in what happened: a little of it at once, the rest when its turn comes.
     fn take(&mut self, batch: Batch) {
         self.reached = batch.revision;
-        let prefix = self.watch.subject.filter.prefix();
-        let near = batch.events.into_iter().filter(|event| event.key.path.starts_with(prefix));
-        self.pending.extend(near.map(Pending::Event));
+        let subject = self.watch.subject.clone();
+        let reads = subject.filter.reads() || subject.view != View::Object;
+        let mut read = 0;
+        for event in batch.events {
+            if !event.key.path.starts_with(subject.filter.prefix()) {
+                continue;
+            }
+            read += if reads { size(&event) } else { 0 };
+            if read > AT_ONCE {
+                self.pending.push_back(Pending::Event(event));
+            } else if let Some(line) = subject.happened(&event, self.first) {
+                self.first = false;
+                self.pending.push_back(Pending::Line(line));
+            }
+        }
     }
 
     /// The line about something that happened, if it concerns the watcher.
@@ -184,10 +199,7 @@ impl Watcher {
         let size = match &pending {
             Pending::Line(_) => 0,
             Pending::Initial(entry) => entry.value.len(),
-            Pending::Event(event) => {
-                let states = [&event.before, &event.after].into_iter().flatten();
-                states.map(|entry| entry.value.len()).max().unwrap_or(0)
-            }
+            Pending::Event(event) => size(event),
         };
         self.read += size + LEAST;
         if self.read > TURN {
@@ -221,6 +233,12 @@ impl Watcher {
         }
         line("BOOKMARK", object.to_string().as_bytes())
     }
+}
+
+/// How much there is to read of what happened.
+fn size(event: &Event) -> usize {
+    let length = |entry: &Option<Arc<Entry>>| entry.as_ref().map_or(0, |entry| entry.value.len());
+    length(&event.before) + length(&event.after)
 }
 
 impl Subject {

@@ -377,8 +377,8 @@ mod tests {
     #[tokio::test]
     async fn users_take_turns_whatever_they_ask_for() {
         let turns = Turns::new(1);
-        let noisy = turns.of(&user("noisy"));
-        noisy.turn().await;
+        // Nobody has a turn until all of them wait.
+        let seat = turns.of(&user("first")).seat().await;
         let order = Arc::new(Mutex::new(Vec::new()));
         let ask = |name: &'static str| {
             let (flow, order) = (turns.of(&user(name)), order.clone());
@@ -390,7 +390,7 @@ mod tests {
         tokio::task::yield_now().await;
         all.extend([ask("quiet"), ask("system:kube-scheduler")]);
         tokio::task::yield_now().await;
-        drop(noisy);
+        drop(seat);
         for one in all {
             one.await.unwrap();
         }

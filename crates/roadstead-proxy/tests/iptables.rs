@@ -205,8 +205,8 @@ fn somebody_elses_rules_stay_and_ours_come_back() {
 #[test]
 fn a_flush_is_healed() {
     let cases = [
-        ("nft", "iptables-nft -t nat -F", 1),
-        ("nft", "iptables-nft -F; iptables-nft -t nat -F; iptables-nft -t nat -X", 1),
+        ("nft", "iptables-nft -t nat -F", 5),
+        ("nft", "iptables-nft -F; iptables-nft -t nat -F; iptables-nft -t nat -X", 5),
         ("legacy", "iptables-legacy -t nat -F", 6),
     ];
     laboratory(|| {

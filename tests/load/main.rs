@@ -110,7 +110,7 @@ async fn watcher(
         let mut patience = random.below(400);
         loop {
             let end = done.load(Ordering::Acquire);
-            let next = tokio::time::timeout(Duration::from_millis(300), lines.next()).await;
+            let next = tokio::time::timeout(quiet(end), lines.next()).await;
             let Ok(next) = next else {
                 if end > 0 {
                     return Followed { selection, seen, since, told };
@@ -164,6 +164,11 @@ async fn watcher(
             patience = patience.saturating_sub(1);
         }
     }
+}
+
+/// How long nothing must come until all has come: on a busy machine that is long.
+fn quiet(end: u64) -> Duration {
+    Duration::from_millis(if end > 0 { 3_000 } else { 300 })
 }
 
 async fn writer(api: Arc<Api>, number: u64, writes: u64) {

@@ -1,0 +1,216 @@
+//! What a container may not do, whatever runs in it.
+
+use super::*;
+
+fn status_of_command(pod: &str, line: &str) -> String {
+    let init = pid(pod, "init");
+    let child = fs::read_to_string(format!("/proc/{init}/task/{init}/children")).unwrap();
+    let status = fs::read_to_string(format!("/proc/{}/status", child.trim())).unwrap();
+    let found = status.lines().find_map(|text| text.strip_prefix(&format!("{line}:")));
+    found.unwrap().split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn a_container_has_few_privileges() {
+    in_laboratory(async |config| {
+        let runtime = BuiltinRuntime::start(&config, executable()).await.unwrap();
+        start(&runtime, "one", &[]).await;
+        for (line, want) in [
+            ("CapInh", "0000000000000000"),
+            ("CapPrm", "00000000a80425fb"),
+            ("CapEff", "00000000a80425fb"),
+            ("CapBnd", "00000000a80425fb"),
+            ("CapAmb", "0000000000000000"),
+            ("NoNewPrivs", "1"),
+            ("Seccomp", "2"),
+        ] {
+            assert_eq!(status_of_command("one", line), want, "{line}");
+        }
+        drop(runtime);
+        cleanup(&config).await.unwrap();
+    });
+}
+
+#[test]
+fn a_container_writes_to_nothing_of_the_node() {
+    in_laboratory(async |config| {
+        let runtime = BuiltinRuntime::start(&config, executable()).await.unwrap();
+        // The server answers with its pod's name: what is written, if it can be, changes nothing.
+        let parameter = "/proc/sys/kernel/printk_ratelimit_burst";
+        let value = fs::read_to_string(parameter).unwrap().trim().to_owned();
+        let address = start(&runtime, &value, &[]).await;
+        assert_eq!(fetch(address, "/"), format!("{value}\n"));
+        for path in [
+            parameter,
+            "/proc/self/exe",
+            "/proc/1/exe",
+            "/proc/1/root/tmp/x",
+            "/proc/1/environ",
+            "/bin/roadstead",
+            "/sys/kernel/profiling",
+            "/sys/new",
+            "/proc/timer_list/new",
+        ] {
+            let (code, text) =
+                exec(&runtime, &value, &["curl", "-sS", "-o", path, "127.0.0.1:8080"]).await;
+            assert_eq!(code, 23, "{path}: {text}");
+        }
+        let (code, _) =
+            exec(&runtime, &value, &["curl", "-s", "-o", "/tmp/x", "127.0.0.1:8080"]).await;
+        assert_eq!(code, 0, "what is its own");
+        let mounts = fs::read_to_string(format!("/proc/{}/mounts", pid(&value, "init"))).unwrap();
+        for path in ["bus", "fs", "irq", "sys", "sysrq-trigger"] {
+            let path = format!("/proc/{path}");
+            if !Path::new(&path).exists() {
+                continue; // Not every kernel has all of them.
+            }
+            let mount = mounts.lines().rfind(|line| line.split(' ').nth(1) == Some(&path));
+            let options = mount.and_then(|line| line.split(' ').nth(3)).unwrap_or_default();
+            assert!(options.starts_with("ro,"), "{path} {options}");
+        }
+        let root = format!("/proc/{}/root", pid(&value, "init"));
+        for path in ["proc/keys", "proc/timer_list", "proc/interrupts", "proc/kcore"] {
+            if Path::new("/").join(path).exists() {
+                assert_eq!(run(&format!("head -c 9 {root}/{path}")), "", "{path}");
+            }
+        }
+        drop(runtime);
+        cleanup(&config).await.unwrap();
+    });
+}
+
+#[test]
+fn a_container_runs_as_the_user_it_asks_for_or_not_at_all() {
+    in_laboratory(async |config| {
+        let runtime = BuiltinRuntime::start(&config, executable()).await.unwrap();
+        runtime.create_sandbox(&name("one"), PodNetwork::Own).await.unwrap();
+        let mut order = order("one", "main", &["--port", "80"]);
+        order.confinement.user = 1000;
+        order.confinement.group = 1001;
+        let users = fs::read_to_string("/proc/self/uid_map").unwrap();
+        let has_users = users.split_whitespace().last() != Some("1");
+        match (has_users, runtime.start(order).await) {
+            (true, started) => {
+                started.unwrap();
+                for (line, want) in [
+                    ("Uid", "1000 1000 1000 1000"),
+                    ("Gid", "1001 1001 1001 1001"),
+                    ("Groups", ""),
+                    ("CapEff", "0000000000000000"),
+                    ("CapBnd", "00000000a80425fb"),
+                ] {
+                    assert_eq!(status_of_command("one", line), want, "{line}");
+                }
+                let served = "curl -s --retry 9 --retry-connrefused http://10.244.0.2:80/";
+                assert_eq!(run(served), "one", "every port is its own");
+            }
+            (false, result) => {
+                eprintln!("this laboratory has no other users: only the refusal is tested");
+                let refusal = result.unwrap_err().to_string();
+                assert!(refusal.contains("user 1000"), "{refusal}");
+            }
+        }
+        drop(runtime);
+        cleanup(&config).await.unwrap();
+    });
+}
+
+#[test]
+fn limits_hold() {
+    in_laboratory(async |config| {
+        let runtime = BuiltinRuntime::start(&config, executable()).await.unwrap();
+        let missing = runtime.notes();
+        if !missing.is_empty() {
+            eprintln!("not tested: {missing:?}");
+            drop(runtime);
+            cleanup(&config).await.unwrap();
+            return;
+        }
+        runtime.create_sandbox(&name("one"), PodNetwork::Own).await.unwrap();
+        let mut small = order("one", "main", &["sleep", "infinity"]);
+        small.resources.of_container.memory = Some(64 << 20);
+        small.resources.of_container.cpu = Some(250);
+        small.resources.of_container.processes = Some(7);
+        small.resources.of_pod.processes = Some(70);
+        small.resources.oom_score_adj = 1000;
+        runtime.start(small).await.unwrap();
+        let init = pid("one", "init");
+        assert_eq!(run(&format!("cat /proc/{init}/oom_score_adj")), "1000");
+        let group = |controller: &str| {
+            let groups = fs::read_to_string(format!("/proc/{init}/cgroup")).unwrap();
+            let mut lines = groups.lines().map(|line| line.split(':').collect::<Vec<_>>());
+            let own = lines
+                .find(|line| line[1].split(',').any(|one| one == controller) || line[1].is_empty());
+            let mounts = fs::read_to_string("/proc/mounts").unwrap();
+            let mount = mounts.lines().find(|line| {
+                let fields: Vec<_> = line.split(' ').collect();
+                fields[2] == "cgroup" && fields[3].split(',').any(|one| one == controller)
+            });
+            let mount = mount.map_or("/sys/fs/cgroup", |line| line.split(' ').nth(1).unwrap());
+            format!("{mount}{}", own.unwrap()[2])
+        };
+        let read = |controller: &str, files: &str| {
+            run(&format!("cd {} && cat {files}", group(controller)))
+        };
+        assert_eq!(
+            read("memory", "memory.limit_in_bytes memory.max 2>/dev/null || true"),
+            "67108864"
+        );
+        assert_eq!(read("cpu", "cpu.cfs_quota_us cpu.max 2>/dev/null | cut -d' ' -f1"), "25000");
+        assert_eq!(read("pids", "pids.max ../pids.max"), "7\n70");
+
+        // One that wants more memory than it may have, and one that is told to end.
+        let address = start(&runtime, "big", &[]).await;
+        fetch(address, "/");
+        let mut greedy =
+            order("big", "greedy", &["curl", "-s", "-o", "/dev/null", "127.0.0.1:8080"]);
+        greedy.resources.of_container.memory = Some(256 << 10);
+        match runtime.start(greedy).await {
+            Ok(_) => {
+                let exit = runtime.wait(&name("big"), "greedy").await;
+                assert_eq!((exit.code, exit.reason.as_str()), (137, "OOMKilled"));
+            }
+            // It did not even come to the command.
+            Err(error) => eprintln!("{error}"),
+        }
+        let groups = run("find /sys/fs/cgroup -name 'poduid-of-big' -type d");
+        assert!(!groups.is_empty());
+        runtime.remove(&name("big")).await.unwrap();
+        drop(runtime);
+        let own = format!("roadstead-{}", run("stat -Lc %i /proc/self/ns/net"));
+        cleanup(&config).await.unwrap();
+        assert_eq!(run(&format!("find /sys/fs/cgroup -name {own} -type d")), "");
+    });
+}
+
+#[test]
+fn a_container_gets_no_file_that_somebody_left_open() {
+    in_laboratory(async |config| {
+        // As a shell does it with `exec 5</`.
+        let flags = rustix::fs::OFlags::RDONLY;
+        let leak = rustix::fs::open("/", flags, rustix::fs::Mode::empty()).unwrap();
+        let runtime = BuiltinRuntime::start(&config, executable()).await.unwrap();
+        start(&runtime, "one", &["sleep", "infinity"]).await;
+        let init = pid("one", "init");
+        let child = fs::read_to_string(format!("/proc/{init}/task/{init}/children")).unwrap();
+        assert_eq!(run(&format!("ls /proc/{}/fd", child.trim())), "0\n1\n2");
+        drop((leak, runtime));
+        cleanup(&config).await.unwrap();
+    });
+}
+
+#[test]
+fn a_read_only_root_is_read_only() {
+    in_laboratory(async |config| {
+        let runtime = BuiltinRuntime::start(&config, executable()).await.unwrap();
+        fetch(start(&runtime, "one", &[]).await, "/");
+        for (path, code) in [("/tmp/x", 23), ("/x", 23), ("/dev/shm/x", 0)] {
+            let mut order = order("one", "main2", &["curl", "-s", "-o", path, "127.0.0.1:8080"]);
+            order.confinement.read_only_root = true;
+            runtime.start(order).await.unwrap();
+            assert_eq!(runtime.wait(&name("one"), "main2").await.code, code, "{path}");
+        }
+        drop(runtime);
+        cleanup(&config).await.unwrap();
+    });
+}

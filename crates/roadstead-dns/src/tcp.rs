@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::time;
@@ -194,7 +194,7 @@ async fn converse(
     while !over || late.waiting > 0 {
         tokio::select! {
             reply = late.next(), if late.waiting > 0 => frame(&mut output, &reply),
-            read = read_some(&stream, &mut input), if !over && late.waiting < MOST_LATE => {
+            read = read_some(&mut stream, &mut input), if !over && late.waiting < MOST_LATE => {
                 over = read? == 0;
                 guest.touch();
             }
@@ -232,17 +232,12 @@ async fn send(stream: &mut TcpStream, output: &mut Vec<u8>) -> io::Result<()> {
 
 /// Waits for something and reads it; nothing at the end, and when nothing came for too long. There
 /// is no buffer before there is something to put into it.
-async fn read_some(stream: &TcpStream, input: &mut Vec<u8>) -> io::Result<usize> {
+async fn read_some(stream: &mut TcpStream, input: &mut Vec<u8>) -> io::Result<usize> {
+    // A new connection may be called readable though nothing has come: the limit is for both.
     let read = async {
-        loop {
-            stream.readable().await?;
-            input.reserve(CHUNK);
-            match stream.try_read_buf(input) {
-                // A new connection may be called readable though nothing has come.
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => input.shrink_to_fit(),
-                read => return read,
-            }
-        }
+        stream.readable().await?;
+        input.reserve(CHUNK);
+        stream.read_buf(input).await
     };
     time::timeout(IDLE, read).await.unwrap_or(Ok(0))
 }

@@ -1,11 +1,14 @@
-//! The endpoint controllers at scale: from a pod that becomes ready to the slice that says so.
+//! Controllers at scale: from a pod that becomes ready to the slice that says so, and from a pod that
+//! waits to the node that it is put on.
 //!
 //! `cargo bench -p roadstead-controllers` starts our API server in memory in this process and the
 //! controllers of endpoints beside it. Sizes come from `ROADSTEAD_BENCH_SIZES` (Services, default
 //! 100,1000,10000), each with `ROADSTEAD_BENCH_PODS` pods (default 10). Then one Service of
 //! `ROADSTEAD_BENCH_BIG` pods (default 5,000), and a rolling update of `ROADSTEAD_BENCH_ROLL` pods
-//! (default 1,000): what watchers of slices and watchers of Endpoints have to read. 0 leaves a part
-//! out. CPU and memory are those of the whole process, API server, clients and this program
+//! (default 1,000): what watchers of slices and watchers of Endpoints have to read. Last,
+//! `ROADSTEAD_BENCH_SCHEDULE` pods (default 10,000) that all wait for one of `ROADSTEAD_BENCH_NODES` nodes
+//! (default 5,000), and `ROADSTEAD_BENCH_WORKLOADS` StatefulSets, then Jobs, of three pods each (default 1,000),
+//! whose pods are ready, or end, as soon as they are made. 0 leaves a part out. CPU and memory are those of the whole process, API server, clients and this program
 //! included.
 
 #![allow(clippy::print_stdout, reason = "a benchmark reports on standard output")]
@@ -15,26 +18,29 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::{AsyncBufReadExt, StreamExt, TryStreamExt};
+use k8s_openapi::api::apps::v1::StatefulSet;
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{Node, Service};
 use kube::Client;
 use roadstead_api::key::ObjectKey;
-use roadstead_controllers::{Settings, endpoints::Part};
-use roadstead_plan::backend::Backend;
-use roadstead_server::api::{self, User};
-use roadstead_server::bootstrap;
-use roadstead_server::local::Local;
-use roadstead_server::tokens::Tokens;
-use roadstead_store::store::Store;
+use roadstead_controllers::Settings;
+use roadstead_plan::pod_view::PodView;
+use roadstead_server::identity::tokens::Tokens;
+use roadstead_server::identity::user::User;
+use roadstead_server::transport::local::Local;
+use roadstead_server::{api, bootstrap, config};
+use roadstead_store::kv::Store;
 use roadstead_watch::write::{Collection, Write, read};
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 
 /// What the binary uses, too.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-const PODS: Collection = Collection::of::<Backend>();
-const ALL: [Part; 3] = [Part::Slices, Part::Endpoints, Part::Mirror];
+const PODS: Collection = Collection::of::<PodView>();
+const ALL: [&str; 3] = ["endpointslice", "endpoints", "endpointslice-mirroring"];
 const CONCURRENCY: usize = 32;
 const SAMPLES: usize = 400;
 const QUIET: Duration = Duration::from_secs(3);
@@ -67,6 +73,15 @@ async fn run() {
     let pods = number("ROADSTEAD_BENCH_ROLL", 1_000);
     if pods > 0 {
         rolling_update(pods).await;
+    }
+    let (pods, nodes) =
+        (number("ROADSTEAD_BENCH_SCHEDULE", 10_000), number("ROADSTEAD_BENCH_NODES", 5_000));
+    if pods > 0 && nodes > 0 {
+        scheduling(pods, nodes).await;
+    }
+    let count = number("ROADSTEAD_BENCH_WORKLOADS", 1_000);
+    if count > 0 {
+        workloads(count).await;
     }
 }
 
@@ -109,9 +124,9 @@ impl Drop for Cluster {
 }
 
 impl Cluster {
-    /// An API server with Services and their ready pods.
-    async fn filled(services: usize, pods: usize) -> Self {
-        let config = api::Config {
+    /// An API server.
+    async fn empty() -> Self {
+        let config = config::Config {
             service_range: "10.96.0.0/12".parse().unwrap(),
             advertise: None,
             audit: None,
@@ -119,32 +134,34 @@ impl Cluster {
         let api = api::Api::new(Store::memory(), config, Tokens::ephemeral().unwrap());
         bootstrap::run(&api).await.unwrap();
         let client = Client::new(Local::new(api, User::component()), "default");
+        Self { client, stop: CancellationToken::new() }
+    }
+
+    /// An API server with Services and their ready pods.
+    async fn filled(services: usize, pods: usize) -> Self {
+        let cluster = Self::empty().await;
+        let client = cluster.client.clone();
         let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node"}});
-        let nodes = Collection { api_version: "v1", kind: "Node", plural: "nodes" };
+        let nodes = Collection::of::<Node>();
         Write::create_value(nodes, "", &node).send(&client).await.unwrap();
-        let collection = Collection { api_version: "v1", kind: "Service", plural: "services" };
+        let collection = Collection::of::<Service>();
         let all = (0..services).map(|service| {
             let object = json!({"apiVersion": "v1", "kind": "Service",
                 "metadata": {"name": format!("s{service}")},
                 "spec": {"selector": {"app": format!("s{service}"), "env": "prod"},
                     "ports": [{"port": 80, "targetPort": 8080}]}});
-            vec![Write::create_value(collection, "default", &object)]
+            vec![Write::create_value(collection.clone(), "default", &object)]
         });
         send_all(&client, all).await;
         send_all(&client, (0..services * pods).map(|number| pod(number / pods, number))).await;
-        Self { client, stop: CancellationToken::new() }
+        cluster
     }
 
     /// Starts the controllers, and waits until the slices have so many ready endpoints.
-    async fn control(&self, parts: &[Part], endpoints: usize) {
-        let mut settings = Settings::default();
-        settings.endpoints.parts = parts.iter().copied().collect();
-        let (client, metrics) = (self.client.clone(), settings.metrics.clone());
-        let work = roadstead_controllers::endpoints::run(client, settings.endpoints, metrics);
-        let stopped = self.stop.clone();
-        tokio::spawn(async move {
-            tokio::select! { () = stopped.cancelled() => {}, () = work => {} }
-        });
+    async fn control(&self, names: &[&'static str], endpoints: usize) {
+        let (client, stop) = (self.client.clone(), self.stop.clone());
+        let settings = Settings::default();
+        tokio::spawn(roadstead_controllers::run(names.to_vec(), client, settings, stop));
         while self.endpoints().await < endpoints {
             tokio::time::sleep(Duration::from_millis(300)).await;
         }
@@ -244,6 +261,189 @@ async fn rolling_update(pods: usize) {
     }
 }
 
+/// Pods that all wait for a node when the scheduler starts.
+async fn scheduling(pods: usize, nodes: usize) {
+    println!("\n{pods} pods wait for {nodes} nodes");
+    let required = "requiredDuringSchedulingIgnoredDuringExecution";
+    for (what, is_particular) in
+        [("they ask for processors", false), ("apart, even over zones", true)]
+    {
+        let cluster = Cluster::empty().await;
+        send_all(&cluster.client, (0..nodes).map(node_with_room)).await;
+        let all = (0..pods).map(|number| {
+            let app = format!("g{}", number / 10);
+            let group = json!({"matchLabels": {"app": app}});
+            let mut spec = json!({"containers": [{"name": "c", "image": "x",
+                "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}}}]});
+            if is_particular {
+                let term = json!({"labelSelector": group, "topologyKey": "kubernetes.io/hostname"});
+                spec["affinity"] = json!({"podAntiAffinity": {required: [term]}});
+                spec["topologySpreadConstraints"] = json!([{"maxSkew": 1, "labelSelector": group,
+                    "topologyKey": "topology.kubernetes.io/zone",
+                    "whenUnsatisfiable": "DoNotSchedule"}]);
+            }
+            let object = json!({"apiVersion": "v1", "kind": "Pod", "spec": spec,
+                "metadata": {"name": format!("p{number}"), "labels": {"app": app}}});
+            vec![Write::create_value(PODS, "default", &object)]
+        });
+        send_all(&cluster.client, all).await;
+        let (cpu, began) = (cpu_seconds(), Instant::now());
+        let (client, stop) = (cluster.client.clone(), cluster.stop.clone());
+        tokio::spawn(roadstead_controllers::run(
+            vec!["scheduler"],
+            client,
+            Settings::default(),
+            stop,
+        ));
+        while is_somebody_waiting(&cluster.client).await {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let (seconds, busy) = (began.elapsed().as_secs_f64(), cpu_seconds() - cpu);
+        println!(
+            "  {what:<26} {:>8.0} pods/s, CPU of all {:.2} ms per pod",
+            pods as f64 / seconds,
+            busy * 1e3 / pods as f64,
+        );
+    }
+}
+
+/// A kind that makes pods.
+struct Workload {
+    controller: &'static str,
+    collection: Collection,
+    spec: Value,
+    /// What becomes of its pods.
+    phase: &'static str,
+    is_done: fn(&Value) -> bool,
+}
+
+/// Workloads of three pods each that are there when their controller starts.
+async fn workloads(count: usize) {
+    println!("\n{count} workloads of 3 pods each");
+    let template = |policy: &str| {
+        json!({"metadata": {"labels": {"app": "x"}},
+            "spec": {"restartPolicy": policy, "containers": [{"name": "c", "image": "x"}]}})
+    };
+    let all = [
+        Workload {
+            controller: "statefulset",
+            collection: Collection::of::<StatefulSet>(),
+            spec: json!({"replicas": 3, "serviceName": "x", "template": template("Always"),
+                "selector": {"matchLabels": {"app": "x"}}}),
+            phase: "Running",
+            is_done: |set| set["status"]["readyReplicas"] == 3,
+        },
+        Workload {
+            controller: "job",
+            collection: Collection::of::<Job>(),
+            spec: json!({"completions": 3, "parallelism": 3, "template": template("Never")}),
+            phase: "Succeeded",
+            is_done: |job| {
+                let conditions = job["status"]["conditions"].as_array().into_iter().flatten();
+                conditions.into_iter().any(|own| own["type"] == "Complete")
+            },
+        },
+    ];
+    for workload in all {
+        let (seconds, busy) = workload.run(count).await;
+        println!(
+            "  {:<26} {:>8.0} pods/s, CPU of all {:.2} ms per pod",
+            workload.collection.plural,
+            3.0 * count as f64 / seconds,
+            busy * 1e3 / (3 * count) as f64,
+        );
+    }
+}
+
+impl Workload {
+    /// How long it takes until all are done, and the time of the processors.
+    async fn run(&self, count: usize) -> (f64, f64) {
+        let cluster = Cluster::empty().await;
+        let client = &cluster.client;
+        let made = (0..count).map(|number| {
+            let (api, kind) = (&self.collection.api_version, &self.collection.kind);
+            let mut object = json!({"apiVersion": api, "kind": kind, "spec": self.spec,
+                "metadata": {"name": format!("w{number}")}});
+            // A Job chooses its own labels.
+            if kind != "Job" {
+                let app = json!({"app": format!("w{number}")});
+                object["spec"]["selector"]["matchLabels"] = app.clone();
+                object["spec"]["template"]["metadata"]["labels"] = app;
+            }
+            vec![Write::create_value(self.collection.clone(), "default", &object)]
+        });
+        send_all(client, made).await;
+        let pods = tokio::spawn(run_pods(client.clone(), self.phase));
+        let (send, mut seen) = mpsc::unbounded_channel();
+        let is_done = self.is_done;
+        let plural = self.collection.plural.clone().into_owned();
+        let follower = client.clone();
+        let watcher = tokio::spawn(async move {
+            let tell = move |_, event: Value| {
+                if is_done(&event["object"]) {
+                    let _ = send.send(event["object"]["metadata"]["name"].to_string());
+                }
+            };
+            watch(follower, &plural, tell).await;
+        });
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let (cpu, began) = (cpu_seconds(), Instant::now());
+        let (client, stop) = (client.clone(), cluster.stop.clone());
+        let names = vec![self.controller];
+        tokio::spawn(roadstead_controllers::run(names, client, Settings::default(), stop));
+        let mut done = BTreeSet::new();
+        while done.len() < count {
+            done.insert(seen.recv().await.unwrap());
+        }
+        let took = (began.elapsed().as_secs_f64(), cpu_seconds() - cpu);
+        watcher.abort();
+        pods.abort();
+        took
+    }
+}
+
+/// Stands for all nodes: new pods are in this phase at once.
+async fn run_pods(client: Client, phase: &'static str) {
+    let (send, mut made) = mpsc::unbounded_channel::<String>();
+    let tell = move |_, event: Value| {
+        if event["type"] == "ADDED" {
+            let name = event["object"]["metadata"]["name"].as_str().unwrap_or_default();
+            let _ = send.send(name.to_owned());
+        }
+    };
+    tokio::spawn(watch(client.clone(), "pods", tell));
+    let turns = Arc::new(Semaphore::new(CONCURRENCY));
+    while let Some(name) = made.recv().await {
+        let turn = turns.clone().acquire_owned().await.unwrap();
+        let is_ready = if phase == "Running" { "True" } else { "False" };
+        let patch = json!({"status": {"phase": phase,
+            "conditions": [{"type": "Ready", "status": is_ready}]}});
+        let write = Write::merge(PODS, ObjectKey::new("default", name), &patch).to("status");
+        let client = client.clone();
+        tokio::spawn(async move {
+            write.send(&client).await.unwrap();
+            drop(turn);
+        });
+    }
+}
+
+async fn is_somebody_waiting(client: &Client) -> bool {
+    let path = "/api/v1/pods?limit=1&fieldSelector=spec.nodeName%3D";
+    let list: Value = read(client, path).await.unwrap();
+    !list["items"].as_array().unwrap().is_empty()
+}
+
+/// The writes that make a node of one of ten zones, and make it ready.
+fn node_with_room(number: usize) -> Vec<Write> {
+    let (name, nodes) = (format!("n{number}"), Collection::of::<Node>());
+    let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {
+        "kubernetes.io/hostname": name, "topology.kubernetes.io/zone": format!("z{}", number % 10)}}});
+    let status = json!({"status": {"allocatable": {"cpu": "16", "memory": "64Gi", "pods": "110"},
+        "conditions": [{"type": "Ready", "status": "True"}]}});
+    let ready = Write::merge(nodes.clone(), ObjectKey::new("", &name), &status).to("status");
+    vec![Write::create_value(nodes, "", &node), ready]
+}
+
 /// The writes that make a pod and make it ready.
 fn pod(service: usize, number: usize) -> Vec<Write> {
     let name = format!("p{number}");
@@ -283,7 +483,12 @@ async fn watch_sizes(client: Client, plural: &'static str, mut take: impl FnMut(
 
 /// The lines of a watch that starts now.
 async fn lines(client: Client, plural: &str, mut take: impl FnMut(&str)) {
-    let group = if plural == "endpoints" { "/api/v1" } else { "/apis/discovery.k8s.io/v1" };
+    let group = match plural {
+        "endpoints" | "pods" => "/api/v1",
+        "statefulsets" => "/apis/apps/v1",
+        "jobs" => "/apis/batch/v1",
+        _ => "/apis/discovery.k8s.io/v1",
+    };
     let list: Value = read(&client, &format!("{group}/{plural}?limit=1")).await.unwrap();
     let from = list["metadata"]["resourceVersion"].as_str().unwrap();
     let path = format!("{group}/{plural}?watch=true&resourceVersion={from}");

@@ -12,14 +12,14 @@ use roadstead_testkit::kubectl::{Kubectl, eventually};
 use roadstead_testkit::netns::run;
 
 /// A running `roadstead`, stopped when it goes out of scope.
-pub struct Roadstead {
+pub(crate) struct Roadstead {
     child: Child,
     arguments: Vec<String>,
     pub directory: tempfile::TempDir,
 }
 
 /// How to reach a server, and as whom.
-pub struct Credentials {
+pub(crate) struct Credentials {
     pub server: String,
     pub authority: Vec<u8>,
     pub certificate: Vec<u8>,
@@ -28,23 +28,23 @@ pub struct Credentials {
 
 impl Roadstead {
     /// Starts everything; only in a laboratory.
-    pub fn up() -> Self {
+    pub(crate) fn up() -> Self {
         Self::start("up --listen 127.0.0.1:6443 --node-name node")
     }
 
     /// Starts everything, with more flags; only in a laboratory.
-    pub fn up_with(flags: &str) -> Self {
+    pub(crate) fn up_with(flags: &str) -> Self {
         Self::start(&format!("up --listen 127.0.0.1:6443 --node-name node {flags}"))
     }
 
     /// Starts everything, and leaves nothing behind at the end; only in a laboratory.
-    pub fn up_ephemeral() -> Self {
+    pub(crate) fn up_ephemeral() -> Self {
         Self::start("up --ephemeral --listen 127.0.0.1:6443 --node-name node")
     }
 
     /// Starts everything on a disk of that many megabytes, with its log on it, too; only in a
     /// laboratory.
-    pub fn up_on_a_small_disk(megabytes: u32) -> Self {
+    pub(crate) fn up_on_a_small_disk(megabytes: u32) -> Self {
         let directory = tempfile::tempdir_in("/run").unwrap();
         let path = directory.path().display();
         run(&format!("mount -t tmpfs -o size={megabytes}m tmpfs {path}"));
@@ -52,27 +52,27 @@ impl Roadstead {
     }
 
     /// Starts only the API server.
-    pub fn apiserver() -> Self {
+    pub(crate) fn apiserver() -> Self {
         Self::start("apiserver --ephemeral --listen 127.0.0.1:0")
     }
 
     /// Starts only the API server, on another address than loopback.
-    pub fn apiserver_at(address: &str) -> Self {
+    pub(crate) fn apiserver_at(address: &str) -> Self {
         Self::start(&format!("apiserver --ephemeral --listen {address}"))
     }
 
     /// Starts only the API server, with more flags.
-    pub fn apiserver_with(flags: &str) -> Self {
+    pub(crate) fn apiserver_with(flags: &str) -> Self {
         Self::start(&format!("apiserver --ephemeral --listen 127.0.0.1:0 {flags}"))
     }
 
     /// Starts only the API server, which keeps its objects.
-    pub fn durable_apiserver() -> Self {
+    pub(crate) fn durable_apiserver() -> Self {
         Self::start("apiserver --listen 127.0.0.1:0")
     }
 
     /// Where everything of it is.
-    pub fn directory(&self) -> &Path {
+    pub(crate) fn directory(&self) -> &Path {
         self.directory.path()
     }
 
@@ -81,11 +81,15 @@ impl Roadstead {
     }
 
     /// Starts a command in a directory that may hold files already.
-    pub fn start_in(directory: tempfile::TempDir, command: &str) -> Self {
+    pub(crate) fn start_in(directory: tempfile::TempDir, command: &str) -> Self {
         let mut arguments: Vec<_> = command.split(' ').map(str::to_owned).collect();
         let path = |name: &str| directory.path().join(name).display().to_string();
         arguments.extend(["--kubeconfig-out".into(), path("kubeconfig")]);
         arguments.extend(["--data-dir".into(), path("data")]);
+        if arguments[0] == "up" {
+            // How full this machine's disk is, is no business of the tests.
+            arguments.push("--eviction-hard=".into());
+        }
         let child = Self::launch(&directory, &arguments);
         let mut roadstead = Self { child, arguments, directory };
         roadstead.wait_until_ready();
@@ -93,20 +97,20 @@ impl Roadstead {
     }
 
     /// Starts it once more, with the same flags and files.
-    pub fn start_again(&mut self) {
+    pub(crate) fn start_again(&mut self) {
         self.stop();
         self.child = Self::launch(&self.directory, &self.arguments);
         self.wait_until_ready();
     }
 
     /// Ends it without warning.
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
     /// Starts it once more, with the same files and one more flag, this time only.
-    pub fn start_with(&mut self, flag: &str) {
+    pub(crate) fn start_with(&mut self, flag: &str) {
         self.stop();
         let mut arguments = self.arguments.clone();
         arguments.push(flag.to_owned());
@@ -123,32 +127,32 @@ impl Roadstead {
     fn wait_until_ready(&mut self) {
         eventually(
             "roadstead is ready",
-            Duration::from_secs(20),
+            Duration::from_secs(30),
             || (self.log(), self.child.try_wait().unwrap()),
             |(log, ended)| log.contains("ready in") || ended.is_some(),
         );
         assert!(self.log().contains("ready in"), "{}", self.log());
     }
 
-    pub fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.directory.path().join("log")).unwrap()
     }
 
-    pub fn kubeconfig(&self) -> PathBuf {
+    pub(crate) fn kubeconfig(&self) -> PathBuf {
         self.directory.path().join("kubeconfig")
     }
 
     /// Whether it has not ended.
-    pub fn is_running(&mut self) -> bool {
+    pub(crate) fn is_running(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
     }
 
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// What the kubeconfig says, in PEM where it is about certificates.
-    pub fn credentials(&self) -> Credentials {
+    pub(crate) fn credentials(&self) -> Credentials {
         let config = fs::read_to_string(self.kubeconfig()).unwrap();
         let field = |name: &str| {
             let line = config.lines().find(|line| line.trim().starts_with(name)).unwrap();
@@ -163,12 +167,12 @@ impl Roadstead {
         }
     }
 
-    pub fn kubectl(&self) -> Kubectl {
+    pub(crate) fn kubectl(&self) -> Kubectl {
         Kubectl::new(self.kubeconfig())
     }
 
     /// Asks it to stop and waits until it has.
-    pub fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         if self.child.try_wait().unwrap().is_none() {
             run(&format!("kill -INT {}", self.child.id()));
             let status = self.child.wait().unwrap();
@@ -185,6 +189,8 @@ impl Drop for Roadstead {
             let _ = self.child.wait();
         } else {
             self.stop();
+            let lacks = "a part of this process lacks a right";
+            assert!(!self.log().contains(lacks), "{}", self.log());
         }
     }
 }

@@ -7,18 +7,19 @@
 
 use std::hint::black_box;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Instant;
 
-use roadstead_dns::limit::Limits;
 use roadstead_dns::metrics::Metrics;
 use roadstead_dns::publish::Published;
 use roadstead_dns::resolve::Resolver;
-use roadstead_dns::respond::{Context, Response, Transport, respond};
-use roadstead_dns::server::Server;
-use roadstead_dns::setup::Setup;
+use roadstead_dns::server::DnsServer;
+use roadstead_dns_core::cache::AnswerCaches;
+use roadstead_dns_core::rate_limit::RateLimits;
+use roadstead_dns_core::respond::{QueryContext, Response, Transport, respond};
+use roadstead_dns_core::setup::Setup;
 use roadstead_zone::name::Name;
-use roadstead_zone::settings::Settings;
+use roadstead_zone::seed::Seed;
+use roadstead_zone::settings::ZoneSettings;
 use roadstead_zone::zone::Keeper;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
@@ -44,7 +45,11 @@ fn main() {
 
 /// The cluster of `benches/dns/cluster.py`.
 fn keeper() -> Keeper {
-    let mut keeper = Keeper::new(Settings::new(&Name::parse("cluster.local").expect("a name")), 1);
+    let mut keeper = Keeper::new(
+        ZoneSettings::new(&Name::parse("cluster.local").expect("a name")),
+        1,
+        Seed::new(1),
+    );
     for n in 0..NAMESPACES {
         keeper.observe_namespace(&format!("ns-{n}"));
     }
@@ -101,14 +106,22 @@ fn mixed(n: usize) -> Vec<u8> {
 
 fn measure(keeper: &Keeper, queries: &[Vec<u8>]) -> f64 {
     let (zone, setup) = (keeper.snapshot(), Setup::standard(None));
+    let answers = AnswerCaches::new(&setup, 1);
     let mut buffer = [0; 4096];
     let mut best = f64::MAX;
     for _ in 0..5 {
         let began = Instant::now();
         for turn in 0..QUERIES / 5 {
             let transport = Transport::Udp;
-            let context =
-                Context { zone: &zone, setup: &setup, transport, turn, now: began, asking: None };
+            let context = QueryContext {
+                zone: &zone,
+                setup: &setup,
+                answers: &answers,
+                transport,
+                turn,
+                now: began,
+                querier: None,
+            };
             let response = respond(&context, &queries[turn % queries.len()], &mut buffer);
             assert!(matches!(black_box(response), Response::Reply(_)), "an answer");
         }
@@ -118,12 +131,12 @@ fn measure(keeper: &Keeper, queries: &[Vec<u8>]) -> f64 {
 }
 
 fn serve(keeper: &Keeper, address: SocketAddr) {
-    let server = Server::bind_with(&[address], 1).expect("an address to listen on");
-    let setup = Published::new(Arc::new(Setup::standard(None)));
+    let server = DnsServer::bind_with(&[address], 1).expect("an address to listen on");
+    let setup = Setup::standard(None);
     let resolver = Resolver::new(Published::new(keeper.snapshot()), setup);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let metrics = Metrics::default();
-    let limits = Limits::default();
+    let limits = RateLimits::default();
     let serving = server.serve(resolver, &metrics, &limits, CancellationToken::new());
     runtime.expect("a runtime").block_on(serving).expect("it serves");
 }

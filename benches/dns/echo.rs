@@ -10,7 +10,7 @@ use std::io;
 use std::net::UdpSocket;
 use std::os::fd::AsFd;
 
-use roadstead_dns::udp::batch::Batch;
+use roadstead_dns::udp::batch::DatagramBatch;
 
 /// About as long as an answer with one address, or one that says that there is none.
 const REPLY: usize = 96;
@@ -41,7 +41,7 @@ fn one_by_one(socket: &UdpSocket) -> io::Result<()> {
 }
 
 fn many(socket: &UdpSocket) -> io::Result<()> {
-    let mut batch = Batch::default();
+    let mut batch = DatagramBatch::default();
     loop {
         for slot in 0..batch.receive(socket.as_fd())? {
             let (query, _, reply) = batch.slot(slot);

@@ -6,9 +6,10 @@
 //! has 5,000 Services with 50 endpoints each. Objects go through the agent as a watch would deliver
 //! them, so the figures include deciding and committing.
 //!
-//! With `KUBE_PROXY` and `ROADSTEAD` set to the paths of the two programs, a real kube-proxy and we
-//! then follow the same API server, each in a process of its own; and its first packet is measured
-//! beside ours.
+//! With `ROADSTEAD` set to the path of our program, it follows an API server in a process of its
+//! own, from its start until the kernel has the last Service. With `KUBE_PROXY` set to that of
+//! kube-proxy, it does the same beside us, and its first packet is measured beside ours. `PARTS` says
+//! which are wanted of `rows`, `packets` and `peer`.
 
 #![allow(clippy::print_stdout, reason = "a benchmark reports on standard output")]
 
@@ -40,25 +41,34 @@ fn main() {
         Err(_) => return reenter(&sizes),
         Ok("row") => return measure_row(&sizes),
         Ok("packets") => return packets::measure(),
-        Ok("peer") => return peer::measure(),
+        Ok("peer") => return peer::measure(&sizes),
         Ok(_) => {}
     }
     run("mount -t tmpfs tmpfs /run && mkdir -p /run/netns && ip link set lo up");
+    let parts = env::var("PARTS").unwrap_or_else(|_| "rows,packets,peer".into());
+    if parts.contains("rows") {
+        measure_rows(&sizes);
+    }
+    // On one core, so that no figure depends on where the scheduler puts client and server.
+    if parts.contains("packets") {
+        let packets =
+            Command::new("taskset").args(["-c", "0"]).arg(own()).env(INSIDE, "packets").status();
+        assert!(packets.is_ok_and(|status| status.success()), "packets failed");
+    }
+    if parts.contains("peer") && env::var_os(peer::ROADSTEAD).is_some() {
+        alone("peer", &sizes);
+    }
+}
+
+fn measure_rows(sizes: &str) {
     println!(
         "{:>9} {:>9} {:>12} {:>10} {:>12} {:>12} {:>9}",
         "services", "endpoints", "cold", "its CPU", "change p50", "change p99", "RSS"
     );
-    for services in sizes.split(',').filter(|text| *text != "0") {
+    for services in sizes.split(',') {
         alone("row", &format!("{services}x2"));
     }
     alone("row", "5000x50");
-    // On one core, so that no figure depends on where the scheduler puts client and server.
-    let packets =
-        Command::new("taskset").args(["-c", "0"]).arg(own()).env(INSIDE, "packets").status();
-    assert!(packets.is_ok_and(|status| status.success()), "packets failed");
-    if env::var_os(peer::KUBE_PROXY).is_some() {
-        alone("peer", "");
-    }
 }
 
 /// A process and a namespace of its own, so that neither memory nor rules of one run reach another.

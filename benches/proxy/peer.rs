@@ -15,7 +15,9 @@ use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
-use roadstead_proxy::netlink::{SUBSYSTEM_NFTABLES, Socket, attribute, request};
+use roadstead_netlink::attributes::{Attributes, attribute};
+use roadstead_netlink::socket::{NetlinkFamily, Request, Socket};
+use roadstead_netlink::{NFTABLES, netfilter};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
@@ -24,24 +26,25 @@ use crate::cluster::{self, PODS, address, service_object, slice_object};
 use crate::resident;
 
 /// Names the program to compare with.
-pub const KUBE_PROXY: &str = "KUBE_PROXY";
+pub(crate) const KUBE_PROXY: &str = "KUBE_PROXY";
 /// Names our own, which also serves the API.
-const ROADSTEAD: &str = "ROADSTEAD";
-const SIZES: [u32; 4] = [1_000, 5_000, 10_000, 20_000];
+pub(crate) const ROADSTEAD: &str = "ROADSTEAD";
 const CHANGES: u32 = 5;
 /// kube-proxy cleans up a second after a change.
 const PAUSE: Duration = Duration::from_millis(2_500);
 const KUBECONFIG: &str = "/run/bench.kubeconfig";
 
-pub fn measure() {
+pub(crate) fn measure(sizes: &str) {
     println!(
         "{:>12} {:>9} {:>12} {:>9} {:>14} {:>14} {:>9}",
         "", "services", "cold", "its CPU", "change median", "CPU per change", "RSS"
     );
-    for services in SIZES {
+    for services in sizes.split(',').map(|size| size.parse().expect("a number")) {
         let runtime = Runtime::new().expect("a runtime");
         let (_server, client) = runtime.block_on(serve(services, |n| vec![2 * n, 2 * n + 1]));
-        for subject in [Subject::KubeProxy, Subject::Roadstead] {
+        let subjects = [Subject::KubeProxy, Subject::Roadstead];
+        let there = |subject: &Subject| env::var_os(subject.variable()).is_some();
+        for subject in subjects.into_iter().filter(there) {
             subject.measure(services, &runtime, &client);
         }
     }
@@ -58,7 +61,7 @@ impl Drop for Running {
 }
 
 /// kube-proxy in the mode nftables, with the API server that it follows.
-pub struct KubeProxy {
+pub(crate) struct KubeProxy {
     _proxy: Running,
     _server: Running,
     _runtime: Runtime,
@@ -66,7 +69,7 @@ pub struct KubeProxy {
 
 impl KubeProxy {
     /// Returns when the rules are there. Whoever is in `local` is not masqueraded.
-    pub fn start(services: u32, targets: impl Fn(u32) -> Vec<u32>, local: &str) -> Self {
+    pub(crate) fn start(services: u32, targets: impl Fn(u32) -> Vec<u32>, local: &str) -> Self {
         let runtime = Runtime::new().expect("a runtime");
         let (server, _) = runtime.block_on(serve(services, targets));
         let proxy = Subject::KubeProxy.start(local);
@@ -80,7 +83,7 @@ impl KubeProxy {
 /// Waits until the kernel has the last Service.
 fn wait_for(services: u32) {
     let started = Instant::now();
-    let mut kernel = Socket::open().expect("a netlink socket");
+    let mut kernel = Socket::open(NetlinkFamily::Netfilter).expect("a netlink socket");
     while !serves(&mut kernel, services - 1) {
         assert!(started.elapsed() < Duration::from_secs(600), "nobody serves service {services}");
         sleep(Duration::from_millis(5));
@@ -141,6 +144,14 @@ enum Subject {
 }
 
 impl Subject {
+    /// Names its program.
+    fn variable(self) -> &'static str {
+        match self {
+            Subject::KubeProxy => KUBE_PROXY,
+            Subject::Roadstead => ROADSTEAD,
+        }
+    }
+
     fn start(self, local: &str) -> Running {
         let mut command = match self {
             Subject::KubeProxy => Command::new(env::var(KUBE_PROXY).expect("it was set")),
@@ -169,7 +180,7 @@ impl Subject {
         let process = self.start(PODS);
         let id = process.0.id().to_string();
         wait_for(services);
-        let mut kernel = Socket::open().expect("a netlink socket");
+        let mut kernel = Socket::open(NetlinkFamily::Netfilter).expect("a netlink socket");
         let (cold, cold_cpu) = (started.elapsed(), cpu(&id));
         sleep(PAUSE);
         let before = cpu(&id);
@@ -220,27 +231,30 @@ fn change(
 
 /// The number of the last commit to the kernel's nftables.
 fn generation(kernel: &mut Socket) -> Vec<u8> {
-    const GET_GENERATION: u16 = 16;
+    const GET_GENERATION: u8 = 16;
     const ID: u16 = 1;
-    let answer = kernel.ask(&request(SUBSYSTEM_NFTABLES, GET_GENERATION, 0, 0, |_| {}));
-    let answer = answer.expect("the kernel answers");
-    let id = answer.first().and_then(|message| attribute(&message.body, ID));
-    id.unwrap_or_default().to_vec()
+    let kind = netfilter(NFTABLES, GET_GENERATION);
+    let request = Request { kind, flags: 0, header: &[0; 4] };
+    let id =
+        kernel.ask(&request, |_| {}, |answer| attribute(answer.attributes, ID).map(<[u8]>::to_vec));
+    id.expect("the kernel answers").pop().unwrap_or_default()
 }
 
 /// Whether the kernel serves a Service.
 fn serves(kernel: &mut Socket, n: u32) -> bool {
-    const GET_ELEMENTS: u16 = 13;
+    const GET_ELEMENTS: u8 = 13;
     const INTERNET: u8 = 2;
     const UDP: u8 = 17;
     let mut key = address(n).octets().to_vec();
     key.extend([UDP, 0, 0, 0, 0, 80, 0, 0]);
-    let asked = request(SUBSYSTEM_NFTABLES, GET_ELEMENTS, 0, INTERNET, |message| {
+    let kind = netfilter(NFTABLES, GET_ELEMENTS);
+    let request = Request { kind, flags: 0, header: &[INTERNET, 0, 0, 0] };
+    let fill = |message: &mut Attributes<'_>| {
         message.text(1, "kube-proxy");
         message.text(2, "service-ips");
         message.nest(3, |list| list.nest(1, |item| item.nest(1, |key_nest| key_nest.put(1, &key))));
-    });
-    kernel.ask(&asked).is_ok_and(|answer| !answer.is_empty())
+    };
+    kernel.ask(&request, fill, |_| Some(())).is_ok_and(|answer| !answer.is_empty())
 }
 
 /// The time that a process and its finished children have spent on a processor.

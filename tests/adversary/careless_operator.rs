@@ -7,6 +7,7 @@ use std::time::Duration;
 use roadstead_testkit::kubectl::eventually;
 use roadstead_testkit::netns::{laboratory_of, run, try_run};
 
+use crate::attacks;
 use crate::process::Roadstead;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_roadstead");
@@ -18,6 +19,7 @@ fn refused(arguments: &str) -> String {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{arguments}: {said}");
     assert!(!said.contains("ready in"), "{said}");
+    attacks::refused(1);
     said
 }
 
@@ -73,6 +75,27 @@ fn cleanup_of_what_roadstead_did_not_make() {
     });
 }
 
+/// The agent alone is no less careful with what is somebody else's.
+#[test]
+fn a_node_in_a_directory_that_roadstead_did_not_make() {
+    laboratory_of("L5", || {
+        let place = tempfile::tempdir().unwrap();
+        let thesis = place.path().join("node/pods/thesis.txt");
+        fs::create_dir_all(thesis.parent().unwrap()).unwrap();
+        fs::write(&thesis, "ten years of work").unwrap();
+        let before = (network(), run(&format!("find {}", display(place.path()))));
+        for (flags, words) in [
+            ("--cleanup", "was not made by roadstead"),
+            ("--kubeconfig /nowhere", "choose another --data-dir"),
+        ] {
+            let said = refused(&format!("node {flags} --data-dir {}", display(place.path())));
+            assert!(said.contains(words), "{said}");
+            assert_eq!((network(), run(&format!("find {}", display(place.path())))), before);
+        }
+        assert_eq!(fs::read_to_string(&thesis).unwrap(), "ten years of work");
+    });
+}
+
 #[test]
 fn cleanup_of_a_store_that_is_in_use() {
     laboratory_of("L5", || {
@@ -108,6 +131,9 @@ fn a_running_cluster_beside_every_mistake() {
                 format!("up --ephemeral --data-dir {other} --listen 127.0.0.1:0"),
                 "runs on this machine already",
             ),
+            (format!("node --cleanup --data-dir {other}"), "runs on this machine already"),
+            ("proxy --cleanup".into(), "keeps these rules on this machine"),
+            ("netpol --cleanup".into(), "keeps these rules on this machine"),
         ] {
             let said = refused(&mistake);
             assert!(said.contains(words) && said.contains(&pid), "{mistake}: {said}");
@@ -120,6 +146,9 @@ fn a_running_cluster_beside_every_mistake() {
         for mistake in [
             format!("cleanup --data-dir {other}"),
             format!("up --ephemeral --data-dir {other} --listen 127.0.0.1:0"),
+            format!("node --cleanup --data-dir {other}"),
+            "proxy --cleanup".into(),
+            "netpol --cleanup".into(),
         ] {
             let said = refused(&mistake);
             assert!(said.contains(&format!("roadstead cleanup --data-dir {own}")), "{said}");
@@ -134,7 +163,7 @@ fn a_running_cluster_beside_every_mistake() {
         let output = try_run(&format!("{BINARY} --log warn cleanup --data-dir {own}"));
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{said}");
-        assert!(said.contains(&format!("removed: {own} (store, pki, node)")), "{said}");
+        assert!(said.contains(&format!("removed: {own} (store, pki, node, images)")), "{said}");
         assert!(!Path::new(&own).exists());
         assert_eq!(run("nft list ruleset"), "");
     });
@@ -152,13 +181,15 @@ fn cleanup_leaves_the_kernel_as_it_was() {
         let mut roadstead = Roadstead::up_with("--proxy-mode iptables");
         let data = display(&roadstead.directory().join("data"));
         web(&roadstead);
+        let kubectl = roadstead.kubectl();
+        kubectl.run("wait pod -n kube-system --all --for=condition=Ready --timeout=30s");
         roadstead.stop();
         assert_eq!(run("cat /proc/sys/net/ipv4/ip_forward").trim(), "1", "pods go on");
         let output = try_run(&format!("{BINARY} --log warn cleanup --data-dir {data}"));
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{said}");
         for words in
-            ["removed: 3 pods", "the bridge roadstead0", "net.ipv4.ip_forward = 0", "ip nat"]
+            ["removed: 5 pods", "the bridge roadstead0", "net.ipv4.ip_forward = 0", "ip nat"]
         {
             assert!(said.contains(words), "{words}: {said}");
         }
@@ -236,4 +267,5 @@ fn files_that_others_can_read() {
         run(&format!("stat -c %a {directory}/audit.log {directory}/kubeconfig")),
         "600\n600"
     );
+    attacks::refused(2);
 }

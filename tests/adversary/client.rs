@@ -15,7 +15,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use roadstead_testkit::kubectl::eventually;
 use roadstead_testkit::netns::run;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use serde_json::{Value, json};
 use tokio::net::TcpSocket;
@@ -23,20 +23,32 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 /// A running API server. The token of a user is its name; `root` may do everything.
-pub struct Server {
+pub(crate) struct Server {
     child: Child,
     address: SocketAddr,
     tls: Arc<ClientConfig>,
-    _directory: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl Server {
     /// Starts one that may open so many files. `ROADSTEAD_BINARY` is another program than the one
     /// that was built with the tests.
-    pub fn start(files: u32, users: &[&str]) -> Self {
+    pub(crate) fn start(files: u32, users: &[&str]) -> Self {
+        Self::launch(files, users, &["--ephemeral"])
+    }
+
+    /// Starts one whose authority is on disk.
+    pub(crate) fn durable(files: u32, users: &[&str]) -> Self {
+        Self::launch(files, users, &[])
+    }
+
+    fn launch(files: u32, users: &[&str], flags: &[&str]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name).display().to_string();
-        let users = users.iter().map(|name| format!("{name},{name},{name}\n"));
+        let users = users.iter().map(|name| match name.starts_with("system:node:") {
+            true => format!("{name},{name},{name},system:nodes\n"),
+            false => format!("{name},{name},{name}\n"),
+        });
         let tokens = users.collect::<String>() + "root,root,root,\"system:masters\"\n";
         std::fs::write(path("tokens"), tokens).unwrap();
         let log = std::fs::File::create(path("log")).unwrap();
@@ -44,9 +56,10 @@ impl Server {
         let child = Command::new("prlimit")
             .arg(format!("--nofile={files}:{files}"))
             .arg(std::env::var("ROADSTEAD_BINARY").unwrap_or(own))
-            .args(["apiserver", "--ephemeral", "--listen", "127.0.0.1:0", "--kubeconfig-out"])
+            .args(["apiserver", "--listen", "127.0.0.1:0", "--kubeconfig-out"])
             .args([&path("kubeconfig"), "--token-auth-file", &path("tokens")])
             .args(["--data-dir", &path("data")])
+            .args(flags)
             .stderr(log)
             .stdin(Stdio::null())
             .spawn()
@@ -64,26 +77,45 @@ impl Server {
         roots.add(CertificateDer::from_pem_slice(authority.as_bytes()).unwrap()).unwrap();
         let tls = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
         let address = field("server").trim_start_matches("https://").parse().unwrap();
-        Self { child, address, tls: Arc::new(tls), _directory: directory }
+        Self { child, address, tls: Arc::new(tls), directory }
     }
 
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    pub fn is_running(&mut self) -> bool {
+    pub(crate) fn is_running(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
     }
 
     /// The resident memory in megabytes.
-    pub fn memory(&self) -> u64 {
+    pub(crate) fn memory(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
         line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() >> 10
     }
 
-    pub fn door(&self) -> Door {
+    pub(crate) fn door(&self) -> Door {
         Door { address: self.address, tls: self.tls.clone() }
+    }
+
+    /// A door for somebody who has a certificate of the cluster's own authority.
+    pub(crate) fn door_with_certificate(&self, subject: &str) -> Door {
+        let place = self.directory.path().display();
+        run(&format!(
+            "cd {place} && openssl req -new -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes \
+             -keyout own.key -out own.csr -subj '{subject}' 2>/dev/null && printf \
+             'extendedKeyUsage=clientAuth' > own.ext && openssl x509 -req -in own.csr -extfile own.ext \
+             -CA data/pki/ca.crt -CAkey data/pki/ca.key -CAcreateserial -days 1 -out own.crt 2>/dev/null"
+        ));
+        let read = |name: &str| std::fs::read(self.directory.path().join(name)).unwrap();
+        let certificate = CertificateDer::from_pem_slice(&read("own.crt")).unwrap();
+        let key = PrivateKeyDer::from_pem_slice(&read("own.key")).unwrap();
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_slice(&read("data/pki/ca.crt")).unwrap()).unwrap();
+        let tls = ClientConfig::builder().with_root_certificates(roots);
+        let tls = tls.with_client_auth_cert(vec![certificate], key).unwrap();
+        Door { address: self.address, tls: Arc::new(tls) }
     }
 }
 
@@ -96,7 +128,7 @@ impl Drop for Server {
 
 /// Where clients come in.
 #[derive(Clone)]
-pub struct Door {
+pub(crate) struct Door {
     address: SocketAddr,
     tls: Arc<ClientConfig>,
 }
@@ -120,7 +152,7 @@ impl Door {
     }
 
     /// A connection of a user.
-    pub async fn enter(&self, user: &str) -> Result<Client, Failure> {
+    pub(crate) async fn enter(&self, user: &str) -> Result<Client, Failure> {
         let stream = self.connect([127, 0, 0, 1].into(), b"http/1.1").await?;
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         tokio::spawn(connection);
@@ -129,7 +161,7 @@ impl Door {
 
     /// Somebody over HTTP/2, a stranger if without name, who asks once how we are and then only
     /// answers pings, until the result is dropped.
-    pub async fn lurk(
+    pub(crate) async fn lurk(
         &self,
         from: IpAddr,
         user: &str,
@@ -149,13 +181,13 @@ impl Door {
 }
 
 /// A user on a connection of its own.
-pub struct Client {
+pub(crate) struct Client {
     sender: http1::SendRequest<Full<Bytes>>,
     user: String,
 }
 
 impl Client {
-    pub async fn send(
+    pub(crate) async fn send(
         &mut self,
         request: &str,
         headers: &[(&str, &str)],
@@ -163,7 +195,9 @@ impl Client {
     ) -> Result<Response<Incoming>, Failure> {
         let (method, path) = request.split_once(' ').unwrap();
         let mut request = Request::builder().method(method).uri(path).header("host", "x");
-        request = request.header("authorization", format!("Bearer {}", self.user));
+        if !self.user.is_empty() {
+            request = request.header("authorization", format!("Bearer {}", self.user));
+        }
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
@@ -172,7 +206,7 @@ impl Client {
     }
 
     /// The code and the length of an answer, of which only a piece is in memory.
-    pub async fn read(
+    pub(crate) async fn read(
         &mut self,
         request: &str,
         headers: &[(&str, &str)],
@@ -186,7 +220,7 @@ impl Client {
     }
 
     /// Sends JSON; the code and what came back.
-    pub async fn post(&mut self, path: &str, body: &Value) -> (u16, Bytes) {
+    pub(crate) async fn post(&mut self, path: &str, body: &Value) -> (u16, Bytes) {
         let headers = [("content-type", "application/json")];
         let response = self.send(&format!("POST {path}"), &headers, body.to_string().into()).await;
         let response = response.unwrap();
@@ -195,7 +229,7 @@ impl Client {
     }
 
     /// Gives users a ClusterRole, in a namespace or ("") everywhere.
-    pub async fn bind(&mut self, role: &str, namespace: &str, users: &[&str]) {
+    pub(crate) async fn bind(&mut self, role: &str, namespace: &str, users: &[&str]) {
         let group = "rbac.authorization.k8s.io";
         let place = match namespace {
             "" => "clusterrolebindings".to_owned(),

@@ -1,5 +1,5 @@
 //! A damaged disk: bytes that rot, files that vanish, under a server or between two starts. The
-//! store's own test (`crates/roadstead-store/src/rot.rs`) tries every class of byte; here is what the
+//! store's own test (`crates/roadstead-store/src/log/disk/rot.rs`) tries every class of byte; here is what the
 //! operator sees of it.
 
 use std::fs;
@@ -9,6 +9,7 @@ use std::time::Duration;
 use roadstead_testkit::kubectl::eventually;
 use roadstead_testkit::netns::{is_left_out, try_run};
 
+use crate::attacks;
 use crate::process::Roadstead;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_roadstead");
@@ -29,6 +30,7 @@ fn refused(roadstead: &Roadstead) -> String {
     let output = try_run(&command);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{said}");
+    attacks::refused(1);
     said
 }
 
@@ -93,8 +95,29 @@ fn a_log_that_vanishes_between_two_starts() {
         assert!(said.contains("roadstead snapshot restore FILE"), "{name}: {said}");
         fs::rename(&away, &file).unwrap();
     }
+    // All of them at once, as when a disk is not mounted: the certificates are still there.
+    let away = store.with_extension("away");
+    for made in [false, true] {
+        fs::rename(&store, &away).unwrap();
+        if made {
+            fs::create_dir(&store).unwrap();
+        }
+        let said = refused(&roadstead);
+        assert!(said.contains("roadstead.redb is gone"), "{said}");
+        assert!(said.contains("roadstead snapshot restore FILE --force --data-dir"), "{said}");
+        assert!(said.contains("--accept-loss"), "{said}");
+        if made {
+            fs::remove_dir(&store).unwrap();
+        }
+        fs::rename(&away, &store).unwrap();
+    }
     roadstead.start_again();
     roadstead.kubectl().run("get configmap there");
+    roadstead.stop();
+    fs::remove_dir_all(&store).unwrap();
+    roadstead.start_with("--accept-loss");
+    roadstead.kubectl().fails("get configmap there");
+    roadstead.start_again();
 }
 
 #[test]
@@ -115,4 +138,5 @@ fn files_that_are_removed_under_a_server() {
     });
     // Reads go on.
     kubectl.run("get configmap before");
+    attacks::refused(1);
 }

@@ -5,6 +5,7 @@
 #[path = "../process.rs"]
 mod process;
 
+mod attacks;
 mod careless_operator;
 mod client;
 mod damaged_disk;
@@ -12,5 +13,7 @@ mod namespace_admin;
 mod namespace_editor;
 mod node;
 mod pod;
+mod pod_of_image;
+mod pod_user;
 mod reader;
 mod stranger;

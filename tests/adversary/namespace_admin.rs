@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use roadstead_testkit::netns::is_left_out;
 
+use crate::attacks;
 use crate::client::Server;
 
 #[test]
@@ -44,5 +45,6 @@ fn a_small_role_does_not_fill_the_memory() {
         assert!(response.status() == 201 && warnings > 0 && warnings <= 8192, "{warnings} bytes");
     });
     assert!(server.is_running());
+    attacks::refused(3);
     assert!(server.memory() < 250, "{} MB", server.memory());
 }

@@ -4,10 +4,14 @@
 use std::fs;
 use std::time::Duration;
 
+use bytes::Bytes;
+use http_body_util::BodyExt;
 use roadstead_testkit::kubectl::{Kubectl, eventually};
-use roadstead_testkit::netns::{laboratory_of, run, try_run};
+use roadstead_testkit::netns::{is_left_out, laboratory_of, run, try_run};
 use serde_json::{Value, json};
 
+use crate::attacks;
+use crate::client::Server;
 use crate::process::Roadstead;
 
 const DENIED: &str = "Use of external IPs is denied by admission control";
@@ -53,6 +57,7 @@ fn is_answered_by(to: &str, who: &str) {
 /// Applies something as eve, who must not have it; returns why.
 #[track_caller]
 fn refused(kubectl: &Kubectl, manifest: &str) -> String {
+    attacks::refused(1);
     kubectl.fails(&format!("--as=eve {}", kubectl.apply_command(manifest)))
 }
 
@@ -104,6 +109,8 @@ fn addresses_that_belong_to_others() {
         let command = "--as=eve -n dev patch service a --subresource=status --type=merge -p";
         let said = kubectl.fails(&format!("{command} {patch}"));
         assert!(said.contains("cannot patch resource \"services/status\""), "{said}");
+        // An external address by a patch, ports of the node, other people's addresses, and a status.
+        attacks::refused(6);
     });
 }
 
@@ -189,6 +196,140 @@ fn traffic_that_belongs_to_others() {
     });
 }
 
+/// Sixty-four clients of one user, each on a connection of its own, who create at the same time: not one object
+/// more than the quota allows.
+#[test]
+fn more_than_a_quota_allows() {
+    if is_left_out("L5") {
+        return;
+    }
+    const CLIENTS: usize = 64;
+    const HARD: usize = 10;
+    let server = Server::start(1024, &["bob"]);
+    tokio::runtime::Runtime::new().unwrap().block_on(async {
+        let mut root = server.door().enter("root").await.unwrap();
+        root.bind("edit", "default", &["bob"]).await;
+        let maps = "/api/v1/namespaces/default/configmaps";
+        let quota = json!({"metadata": {"name": "few"}, "spec": {"hard": {"count/configmaps": HARD.to_string()}}});
+        let (code, said) = root.post("/api/v1/namespaces/default/resourcequotas", &quota).await;
+        assert_eq!(code, 201, "{}", String::from_utf8_lossy(&said));
+        let wave = async |wave: usize| {
+            let tries = (0..CLIENTS).map(async |number| {
+                let mut bob = server.door().enter("bob").await.unwrap();
+                let name = format!("m{wave}-{number}");
+                let (code, said) = bob.post(maps, &json!({"metadata": {"name": name}})).await;
+                let said = String::from_utf8_lossy(&said).into_owned();
+                assert!(code == 201 || said.contains("exceeded quota: few"), "{code} {said}");
+                (code == 201).then_some(name)
+            });
+            let made = futures::future::join_all(tries).await;
+            made.into_iter().flatten().collect::<Vec<_>>()
+        };
+        // What a controller counts: there is nothing yet.
+        let none = json!({"status": {"hard": {"count/configmaps": HARD.to_string()},
+            "used": {"count/configmaps": "0"}}});
+        let status = "PATCH /api/v1/namespaces/default/resourcequotas/few/status";
+        let kind = [("content-type", "application/merge-patch+json")];
+        let answer = root.send(status, &kind, none.to_string().into()).await.unwrap();
+        assert_eq!(answer.status(), 200);
+        answer.into_body().collect().await.unwrap();
+        for (number, want) in [HARD, 0, 0].into_iter().enumerate() {
+            assert_eq!(wave(number).await.len(), want, "wave {number}");
+        }
+        let answer = root.send(&format!("GET {maps}"), &[], Bytes::new()).await.unwrap();
+        let body = answer.into_body().collect().await.unwrap().to_bytes();
+        let body: Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(body["items"].as_array().unwrap().len(), HARD);
+        attacks::refused(3 * CLIENTS - HARD);
+    });
+}
+
+/// An editor of a namespace that takes restricted pods only tries to get one with more rights in: in the pod, later,
+/// beside it, and by changing what the namespace takes.
+#[test]
+fn pods_that_a_namespace_does_not_take() {
+    if is_left_out("L5") {
+        return;
+    }
+    let server = Server::start(1024, &["bob"]);
+    tokio::runtime::Runtime::new().unwrap().block_on(async {
+        let mut root = server.door().enter("root").await.unwrap();
+        let level = "pod-security.kubernetes.io/enforce";
+        let namespace = json!({"metadata": {"name": "strict", "labels": {level: "restricted"}}});
+        assert_eq!(root.post("/api/v1/namespaces", &namespace).await.0, 201);
+        let account = json!({"metadata": {"name": "default"}});
+        root.post("/api/v1/namespaces/strict/serviceaccounts", &account).await;
+        root.bind("edit", "strict", &["bob"]).await;
+        let mut bob = server.door().enter("bob").await.unwrap();
+        let context = json!({"allowPrivilegeEscalation": false, "runAsNonRoot": true,
+            "capabilities": {"drop": ["ALL"]}, "seccompProfile": {"type": "RuntimeDefault"}});
+        let good = json!({"metadata": {"name": "good"},
+            "spec": {"containers": [{"name": "c", "image": "i", "securityContext": context}]}});
+        let pods = "/api/v1/namespaces/strict/pods";
+        let (code, said) = bob.post(pods, &good).await;
+        assert_eq!(code, 201, "{}", String::from_utf8_lossy(&said));
+        let container = "/spec/containers/0/securityContext";
+        let volume = |of: Value| json!([{"name": "v", "hostPath": of}]);
+        let mut tried = 0;
+        for (at, value) in [
+            ("/spec/hostNetwork".to_owned(), json!(true)),
+            ("/spec/hostPID".to_owned(), json!(true)),
+            ("/spec/hostIPC".to_owned(), json!(true)),
+            ("/spec/volumes".to_owned(), volume(json!({"path": "/"}))),
+            ("/spec/initContainers".to_owned(), json!([{"name": "i", "image": "i"}])),
+            (
+                "/spec/initContainers".to_owned(),
+                json!([{"name": "i", "image": "i", "restartPolicy": "Always",
+                "securityContext": {"privileged": true}}]),
+            ),
+            (
+                "/spec/securityContext".to_owned(),
+                json!({"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}),
+            ),
+            ("/spec/securityContext".to_owned(), json!({"seccompProfile": {"type": "Unconfined"}})),
+            ("/spec/containers/0/ports".to_owned(), json!([{"containerPort": 80, "hostPort": 80}])),
+            (format!("{container}/privileged"), json!(true)),
+            (format!("{container}/allowPrivilegeEscalation"), json!(true)),
+            (format!("{container}/runAsUser"), json!(0)),
+            (format!("{container}/runAsNonRoot"), json!(false)),
+            (format!("{container}/procMount"), json!("Unmasked")),
+            (format!("{container}/capabilities"), json!({"drop": ["ALL"], "add": ["SYS_ADMIN"]})),
+            (format!("{container}/capabilities"), json!({"drop": ["NET_RAW"]})),
+            (format!("{container}/seccompProfile"), json!({"type": "Unconfined"})),
+            (format!("{container}/appArmorProfile"), json!({"type": "Unconfined"})),
+            (format!("{container}/seLinuxOptions"), json!({"type": "spc_t"})),
+        ] {
+            let mut bad = good.clone();
+            bad["metadata"]["name"] = json!("bad");
+            // Who says that it is something special is not believed.
+            bad["metadata"]["labels"] = json!({level: "privileged"});
+            let (parent, field) = at.rsplit_once('/').unwrap();
+            bad.pointer_mut(parent).unwrap()[field] = value;
+            let (code, said) = bob.post(pods, &bad).await;
+            let said = String::from_utf8_lossy(&said).into_owned();
+            // What makes no sense at all is told so.
+            let refused = code == 403 && said.contains("violates PodSecurity") || code == 422;
+            assert!(refused, "{at}: {code} {said}");
+            tried += 1;
+        }
+        let merge = [("content-type", "application/merge-patch+json")];
+        let debugger = json!({"spec": {"ephemeralContainers":
+            [{"name": "d", "image": "i", "securityContext": {"privileged": true}}]}});
+        let free = json!({"metadata": {"labels": {level: "privileged"}}});
+        for (request, body) in [
+            (format!("PATCH {pods}/good/ephemeralcontainers"), debugger),
+            ("PATCH /api/v1/namespaces/strict".to_owned(), free.clone()),
+            ("PATCH /api/v1/namespaces/strict/status".to_owned(), free),
+        ] {
+            let answer = bob.send(&request, &merge, body.to_string().into()).await.unwrap();
+            assert_eq!(answer.status(), 403, "{request}");
+            answer.into_body().collect().await.unwrap();
+            tried += 1;
+        }
+        attacks::refused(tried);
+    });
+}
+
 /// Whoever relies on a guard that is not there hears that it is not.
 #[test]
 fn guards_that_nobody_enforces() {
@@ -201,22 +342,31 @@ fn guards_that_nobody_enforces() {
             (
                 "{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {name: none}, \
                  spec: {podSelector: {}}}",
-                kept("networking.k8s.io/v1 NetworkPolicy"),
+                // That one is.
+                String::new(),
             ),
             (
-                "{apiVersion: batch/v1, kind: Job, metadata: {name: job}, spec: {template: {spec: \
-                 {restartPolicy: Never, containers: [{name: c, image: i}]}}}}",
-                kept("batch/v1 Job"),
+                "{apiVersion: batch/v1, kind: CronJob, metadata: {name: job}, spec: {schedule: '0 0 1 1 *', \
+                 jobTemplate: {spec: {template: {spec: {restartPolicy: Never, \
+                 containers: [{name: c, image: i}]}}}}}}",
+                // So is that one.
+                String::new(),
             ),
             (
                 "{apiVersion: v1, kind: ResourceQuota, metadata: {name: quota}, \
                  spec: {hard: {pods: '0'}}}",
-                "v1 ResourceQuota is kept, but this server does not enforce it".into(),
+                String::new(),
             ),
             (
                 "{apiVersion: v1, kind: Namespace, metadata: {name: safe, labels: \
                  {pod-security.kubernetes.io/enforce: restricted}}}",
-                "label pod-security.kubernetes.io/enforce is kept, but".into(),
+                // These two are, as well.
+                String::new(),
+            ),
+            (
+                "{apiVersion: networking.k8s.io/v1, kind: Ingress, metadata: {name: door}, spec: {rules: \
+                 [{host: example.com}]}}",
+                kept("networking.k8s.io/v1 Ingress"),
             ),
             ("{apiVersion: v1, kind: ConfigMap, metadata: {name: map}}", String::new()),
             (

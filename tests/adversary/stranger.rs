@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use roadstead_testkit::netns::laboratory;
+use roadstead_testkit::netns::{laboratory, run};
 use tokio::time;
 
+use crate::attacks;
 use crate::client::{Door, Server};
 
 /// How many of them, and how many files the server may open: `STRANGERS=5000 FILES=1024`.
@@ -55,6 +56,7 @@ async fn story(server: &Server, files: u32) {
     assert!(u32::try_from(open).unwrap() < files, "{open} files");
     assert!(stay > 0 && stay < usize::try_from(count).unwrap(), "{stay} stay");
     assert!(!silent.is_closed(), "whom we know stays, however silent");
+    attacks::refused(2);
 }
 
 /// One user after the other: how long each waited, from the first packet to the answer.
@@ -69,4 +71,30 @@ async fn users(door: Door, over: Arc<AtomicBool>) -> Vec<Duration> {
         time::sleep(Duration::from_millis(20)).await;
     }
     took
+}
+
+/// Silent strangers at the agent's port leave room for those whom it knows.
+#[test]
+fn idle_strangers_keep_nobody_from_the_agent() {
+    laboratory(|| {
+        let roadstead = crate::process::Roadstead::up();
+        let directory = roadstead.directory().display();
+        let strangers: Vec<_> =
+            (0..300).map(|_| std::net::TcpStream::connect("127.0.0.1:10250").unwrap()).collect();
+        let scrape = |from: &str| {
+            run(&format!(
+                "curl -s -m 8 -o /dev/null -w '%{http_code}' --interface {from} \
+                 --cacert {directory}/data/pki/ca.crt https://127.0.0.1:10250/healthz || true",
+                http_code = "{http_code}",
+            ))
+        };
+        assert_eq!(scrape("127.0.0.2"), "401", "another address is answered at once");
+        // Who says nothing goes, and then there is room again.
+        let begin = Instant::now();
+        while scrape("127.0.0.1") != "401" {
+            assert!(begin.elapsed() < Duration::from_secs(30), "there is no room");
+        }
+        drop(strangers);
+        attacks::refused(1);
+    });
 }

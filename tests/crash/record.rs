@@ -7,7 +7,7 @@ use kube::ResourceExt;
 use kube::api::ObjectList;
 
 /// The state of an object: its revision and the number that its writer gave it.
-pub type State = Option<(u64, u64)>;
+pub(crate) type State = Option<(u64, u64)>;
 
 /// What one client did last to its object.
 #[derive(Debug, Default)]
@@ -27,7 +27,7 @@ struct Seen {
 
 /// Everything that clients were told over all lives of the server.
 #[derive(Debug, Default)]
-pub struct Record {
+pub(crate) struct Record {
     known: BTreeMap<String, Known>,
     /// What happened at each revision, according to anyone.
     history: BTreeMap<u64, Seen>,
@@ -43,23 +43,23 @@ pub struct Record {
 
 impl Record {
     /// What the writer of this object knows.
-    pub fn state(&self, name: &str) -> State {
+    pub(crate) fn state(&self, name: &str) -> State {
         self.known.get(name).and_then(|known| known.state)
     }
 
     /// A number that was never written before.
-    pub fn fresh(&mut self) -> u64 {
+    pub(crate) fn fresh(&mut self) -> u64 {
         self.last_number += 1;
         self.last_number
     }
 
     /// A write is sent.
-    pub fn sent(&mut self, name: &str, number: Option<u64>) {
+    pub(crate) fn sent(&mut self, name: &str, number: Option<u64>) {
         self.known.entry(name.to_owned()).or_default().doubtful = Some(number);
     }
 
     /// The write has been acknowledged.
-    pub fn acknowledged(&mut self, name: &str, state: State) {
+    pub(crate) fn acknowledged(&mut self, name: &str, state: State) {
         if let Some((revision, number)) = state {
             self.agree(revision, Seen { name: name.to_owned(), number: Some(number) });
         }
@@ -68,7 +68,7 @@ impl Record {
     }
 
     /// The watch told of an event.
-    pub fn watched(&mut self, map: &ConfigMap, deleted: bool) {
+    pub(crate) fn watched(&mut self, map: &ConfigMap, deleted: bool) {
         let (revision, number) = state(map).expect("it has a revision");
         let number = (!deleted).then_some(number);
         let seen = Seen { name: map.name_any(), number };
@@ -78,12 +78,12 @@ impl Record {
     }
 
     /// Where the watch begins or goes on.
-    pub fn resume(&self) -> u64 {
+    pub(crate) fn resume(&self) -> u64 {
         self.resume.expect("a list came first")
     }
 
     /// What a server remembers is what was acknowledged; what was not may have happened.
-    pub fn check_list(&mut self, list: &ObjectList<ConfigMap>) {
+    pub(crate) fn check_list(&mut self, list: &ObjectList<ConfigMap>) {
         self.resume.get_or_insert(list_revision(list));
         let found: BTreeMap<_, _> =
             list.items.iter().map(|map| (map.name_any(), state(map))).collect();
@@ -110,12 +110,12 @@ impl Record {
     }
 
     /// Whether the watch has told as many events as there were writes.
-    pub fn watch_has_caught_up(&self) -> bool {
+    pub(crate) fn watch_has_caught_up(&self) -> bool {
         self.watched.len() >= self.writes
     }
 
     /// What must be true in the end.
-    pub fn check_all(&self) {
+    pub(crate) fn check_all(&self) {
         assert!(self.watched.is_sorted_by(|one, two| one.0 < two.0), "in order, and each once");
         assert_eq!(self.watched.len(), self.writes, "each write is one event");
         let watched: BTreeMap<_, _> = self.watched.iter().cloned().collect();
@@ -129,7 +129,7 @@ impl Record {
         }
     }
 
-    pub fn summary(&self) -> String {
+    pub(crate) fn summary(&self) -> String {
         let Self { writes, found, .. } = self;
         format!("{writes} writes, {found} of them found without an answer, each watched once")
     }
@@ -146,7 +146,7 @@ fn list_revision(list: &ObjectList<ConfigMap>) -> u64 {
 }
 
 /// The revision and the number of an object.
-pub fn state(map: &ConfigMap) -> State {
+pub(crate) fn state(map: &ConfigMap) -> State {
     let revision = map.resource_version()?.parse().ok()?;
     Some((revision, map.data.as_ref()?.get("number")?.parse().ok()?))
 }

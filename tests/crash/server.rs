@@ -10,20 +10,25 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use roadstead_testkit::kubectl::eventually;
 
 /// A running server. It is killed at the latest when it goes out of scope.
-pub struct Server {
+pub(crate) struct Server {
     child: Child,
     directory: PathBuf,
 }
 
 impl Server {
     /// Starts it on a directory, and does not wait.
-    pub fn launch(directory: &Path) -> Self {
+    pub(crate) fn launch(directory: &Path) -> Self {
+        Self::launch_with(directory, &[])
+    }
+
+    fn launch_with(directory: &Path, flags: &[String]) -> Self {
         let log = File::create(directory.join("log")).unwrap();
         let child = Command::new(env!("CARGO_BIN_EXE_roadstead"))
             .args(["apiserver", "--listen", "127.0.0.1:0", "--data-dir"])
             .arg(directory.join("data"))
             .arg("--kubeconfig-out")
             .arg(directory.join("kubeconfig"))
+            .args(flags)
             .stdin(Stdio::null())
             .stderr(log)
             .spawn()
@@ -32,8 +37,13 @@ impl Server {
     }
 
     /// Starts it on a directory.
-    pub fn start(directory: &Path) -> Self {
-        let mut server = Self::launch(directory);
+    pub(crate) fn start(directory: &Path) -> Self {
+        Self::start_with(directory, &[])
+    }
+
+    /// The same, with more flags.
+    pub(crate) fn start_with(directory: &Path, flags: &[String]) -> Self {
+        let mut server = Self::launch_with(directory, flags);
         eventually(
             "the server is ready",
             Duration::from_secs(20),
@@ -44,12 +54,12 @@ impl Server {
         server
     }
 
-    pub fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.directory.join("log")).unwrap_or_default()
     }
 
     /// A client with connections of its own.
-    pub async fn client(&self) -> Client {
+    pub(crate) async fn client(&self) -> Client {
         let kubeconfig = Kubeconfig::read_from(self.directory.join("kubeconfig")).unwrap();
         let options = KubeConfigOptions::default();
         let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &options).await.unwrap();
@@ -58,7 +68,7 @@ impl Server {
     }
 
     /// SIGKILL: it gets no chance to do anything more.
-    pub fn kill(mut self) {
+    pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }

@@ -11,12 +11,12 @@ use serde_json::json;
 use crate::record::{Record, state};
 
 /// How many write at the same time.
-pub const WRITERS: u64 = 8;
+pub(crate) const WRITERS: u64 = 8;
 /// How many objects each has.
 const OBJECTS: u64 = 5;
 
 /// Creates, replaces, patches and deletes until the server is gone.
-pub async fn write(writer: u64, maps: Api<ConfigMap>, record: Arc<Mutex<Record>>) {
+pub(crate) async fn write(writer: u64, maps: Api<ConfigMap>, record: Arc<Mutex<Record>>) {
     for turn in 0.. {
         let name = format!("map-{writer}-{}", turn % OBJECTS);
         let (before, number) = {
@@ -57,7 +57,7 @@ pub async fn write(writer: u64, maps: Api<ConfigMap>, record: Arc<Mutex<Record>>
 }
 
 /// Watches from where the last watch ended until the server is gone.
-pub async fn watch(maps: Api<ConfigMap>, record: Arc<Mutex<Record>>) {
+pub(crate) async fn watch(maps: Api<ConfigMap>, record: Arc<Mutex<Record>>) {
     let resume = record.lock().unwrap().resume();
     let events = maps.watch(&WatchParams::default(), &resume.to_string()).await;
     let Ok(events) = events else { return };

@@ -1,5 +1,12 @@
 //! Damaged input of every kind, for a minute: whatever arrives, the server answers with a proper
 //! Status and goes on. `ROADSTEAD_FUZZ_SECONDS` sets the time, `ROADSTEAD_SEED` the seed.
+//! Requests that are small and want to be expensive (`hostile`), and what fuzzers found (`corpus`).
+
+mod corpus;
+mod cost;
+#[path = "../../fuzz/src/entries.rs"]
+mod entries;
+mod hostile;
 
 use std::env;
 use std::sync::Arc;
@@ -8,11 +15,13 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http::Request;
 use http_body_util::{BodyExt, Full};
-use roadstead_server::api::{Api, Config, User};
+use roadstead_server::api::Api;
 use roadstead_server::bootstrap;
-use roadstead_server::http::handle;
-use roadstead_server::tokens::Tokens;
-use roadstead_store::store::Store;
+use roadstead_server::config::Config;
+use roadstead_server::identity::tokens::Tokens;
+use roadstead_server::identity::user::User;
+use roadstead_server::request::chain::handle;
+use roadstead_store::kv::Store;
 use serde_json::Value;
 
 struct Random(u64);
@@ -287,12 +296,15 @@ async fn check(api: &Arc<Api>, random: &mut Random) -> Option<u16> {
         .body(Full::new(Bytes::from(body)))
         .ok()?;
     let watches = request.uri().query().is_some_and(|query| query.contains("watch"));
+    let cost = cost::Measure::begin();
     let response = handle(api.clone(), User::component(), request).await;
     let code = response.status();
     if watches && code.is_success() {
         return Some(code.as_u16());
     }
     let bytes = response.into_body().collect().await.unwrap().to_bytes();
+    assert!(bytes.len() < hostile::LARGEST, "{method} {path:?}: {} bytes", bytes.len());
+    assert!(cost.time() < hostile::LONGEST, "{method} {path:?}: {:?}", cost.time());
     if !code.is_success() {
         let status: Value = serde_json::from_slice(&bytes).expect("a refusal is a Status");
         assert_eq!(status["kind"], "Status");

@@ -14,11 +14,13 @@ use bytes::Bytes;
 use futures::StreamExt;
 use http::Request;
 use http_body_util::{BodyExt, BodyStream, Full};
-use roadstead_server::api::{Api, Config, User};
+use roadstead_server::api::Api;
 use roadstead_server::bootstrap;
-use roadstead_server::http::handle;
-use roadstead_server::tokens::Tokens;
-use roadstead_store::store::Store;
+use roadstead_server::config::Config;
+use roadstead_server::identity::tokens::Tokens;
+use roadstead_server::identity::user::User;
+use roadstead_server::request::chain::handle;
+use roadstead_store::kv::Store;
 use serde_json::{Value, json};
 
 use crate::record::{Selection, Told};

@@ -9,29 +9,30 @@ use bytes::Bytes;
 use futures::StreamExt;
 use http::Request;
 use http_body_util::{BodyStream, Full};
-use roadstead_server::api::{Api, User};
-use roadstead_server::http::handle;
-use roadstead_store::store::Store;
+use roadstead_server::api::Api;
+use roadstead_server::identity::user::User;
+use roadstead_server::request::chain::handle;
+use roadstead_store::kv::Store;
 use serde_json::Value;
 
 use crate::{PATH, version};
 
 /// Version, type and name of an event.
-pub type Told = (u64, String, String);
+pub(crate) type Told = (u64, String, String);
 
 /// One write: its version, the name, and the group of the object if it is still there.
-pub type Write = (u64, String, Option<u64>);
+pub(crate) type Write = (u64, String, Option<u64>);
 
 /// Which objects a watcher wants.
 #[derive(Debug)]
-pub enum Selection {
+pub(crate) enum Selection {
     All,
     Groups(Vec<u64>),
     Name(String),
 }
 
 impl Selection {
-    pub fn query(&self) -> String {
+    pub(crate) fn query(&self) -> String {
         match self {
             Self::All => String::new(),
             Self::Groups(groups) => {
@@ -52,7 +53,7 @@ impl Selection {
     }
 
     /// What a watcher with this selection is to be told after a version.
-    pub fn events(&self, writes: &[Write], after: u64) -> Vec<Told> {
+    pub(crate) fn events(&self, writes: &[Write], after: u64) -> Vec<Told> {
         let mut present: BTreeMap<&str, Option<u64>> = BTreeMap::new();
         let mut events = Vec::new();
         for (version, name, group) in writes {
@@ -73,7 +74,7 @@ impl Selection {
 
 /// Follows all writes over one connection. Nothing else is written meanwhile, so versions have no
 /// gaps: not one event can be missing without being noticed.
-pub async fn keep(
+pub(crate) async fn keep(
     api: Arc<Api>,
     store: Arc<Store>,
     done: Arc<AtomicU64>,

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use roadstead_testkit::kubectl::eventually;
+use roadstead_testkit::kubectl::{Kubectl, eventually};
 use roadstead_testkit::netns::{is_left_out, run, try_run};
 
-use crate::controllers::controllers;
+use crate::controllers::controllers_of;
 use crate::process::Roadstead;
 
 #[test]
@@ -17,8 +17,20 @@ fn a_certificate_is_asked_for_approved_and_used() {
     let kubectl = roadstead.kubectl();
     let place = roadstead.directory().display().to_string();
     let pki = format!("{place}/data/pki");
-    let _signer = controllers(
-        &roadstead,
+    // The signer has its own rights, and no others.
+    let own = roadstead.directory().join("own.kubeconfig");
+    let place_of =
+        format!("--data-dir {place}/data --kubeconfig {}", roadstead.kubeconfig().display());
+    let issued = try_run(&format!(
+        "{} certificates kubeconfig certificate-signing {place_of} --out {}",
+        env!("CARGO_BIN_EXE_roadstead"),
+        own.display()
+    ));
+    assert!(issued.status.success(), "{}", String::from_utf8_lossy(&issued.stderr));
+    let said = Kubectl::new(own.clone()).fails("get secrets --all-namespaces");
+    assert!(said.contains("kube-system:certificate-controller\" cannot list"), "{said}");
+    let _signer = controllers_of(
+        &own,
         &[
             "--controllers=certificate-signing",
             &format!("--cluster-signing-cert-file={pki}/ca.crt"),
@@ -149,7 +161,7 @@ fn tokens_outlive_the_key_that_signed_them() {
     let roadstead = Roadstead::start_in(tempfile::tempdir().unwrap(), flags);
     let place = roadstead.directory().display().to_string();
     roadstead.kubectl().run("create serviceaccount robot");
-    let token = || roadstead.kubectl().run("create token robot").trim().to_owned();
+    let token = || roadstead.kubectl().token("robot");
     let key_ids = || {
         let text = roadstead.kubectl().run("get --raw /openid/v1/jwks");
         let set: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -159,9 +171,10 @@ fn tokens_outlive_the_key_that_signed_them() {
     let works = |token: &str| {
         let server = roadstead.credentials().server;
         let ca = format!("--certificate-authority={place}/data/pki/ca.crt --server={server}");
-        let output =
-            try_run(&format!("kubectl --kubeconfig=/dev/null {ca} --token={token} auth whoami"));
-        String::from_utf8_lossy(&output.stdout).contains("system:serviceaccount:default:robot")
+        let ask = format!("kubectl --kubeconfig=/dev/null {ca} --token={token} get nodes");
+        // Who is known is told by name what is not allowed.
+        let who = "User \"system:serviceaccount:default:robot\" cannot list";
+        String::from_utf8_lossy(&try_run(&ask).stderr).contains(who)
     };
     let rotate = |flags: &str| {
         let binary = env!("CARGO_BIN_EXE_roadstead");

@@ -1,5 +1,6 @@
 //! The controllers as a process of their own, over HTTPS: what they make of a Service.
 
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use crate::process::Roadstead;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// `roadstead controllers`, stopped when it goes out of scope.
-pub struct Controllers(Child);
+pub(crate) struct Controllers(Child);
 
 impl Drop for Controllers {
     fn drop(&mut self) {
@@ -21,10 +22,18 @@ impl Drop for Controllers {
 }
 
 /// Starts the controllers beside an API server.
-pub fn controllers(of: &Roadstead, flags: &[&str]) -> Controllers {
+pub(crate) fn controllers(of: &Roadstead, flags: &[&str]) -> Controllers {
+    controllers_of(&of.kubeconfig(), flags)
+}
+
+/// Starts controllers that may do what this kubeconfig may.
+pub(crate) fn controllers_of(kubeconfig: &Path, flags: &[&str]) -> Controllers {
     let mut command = Command::new(env!("CARGO_BIN_EXE_roadstead"));
-    command.arg("controllers").arg("--kubeconfig").arg(of.kubeconfig());
-    command.args(["--metrics-bind-address", "127.0.0.1:0"]).args(flags);
+    command.arg("controllers").arg("--kubeconfig").arg(kubeconfig);
+    if !flags.iter().any(|flag| flag.starts_with("--metrics-bind-address")) {
+        command.args(["--metrics-bind-address", "127.0.0.1:0"]);
+    }
+    command.args(flags);
     Controllers(command.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
 }
 

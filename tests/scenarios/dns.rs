@@ -56,7 +56,7 @@ spec: {dnsPolicy: Default, containers: [{name: c, image: roadstead/echo}]}
 
 /// A name server for the rest of the world, where www.example.com has an IPv4 address and nothing
 /// else exists; the laboratory's resolv.conf leads to it.
-pub fn the_world() {
+pub(crate) fn the_world() {
     let socket = UdpSocket::bind("127.0.0.53:53").unwrap();
     thread::spawn(move || {
         let mut buffer = [0; 512];
@@ -183,7 +183,8 @@ fn searched(kubectl: &Kubectl) {
     assert_eq!(queries() - before, 5, "as many as there are names");
 }
 
-async fn client(roadstead: &Roadstead) -> Client {
+/// A client of the admin's.
+pub(crate) async fn client(roadstead: &Roadstead) -> Client {
     let kubeconfig = Kubeconfig::read_from(roadstead.kubeconfig()).unwrap();
     let options = KubeConfigOptions::default();
     let config = Config::from_custom_kubeconfig(kubeconfig, &options).await.unwrap();

@@ -22,6 +22,16 @@ impl Dns {
         command.arg("dns").arg("--kubeconfig").arg(kubeconfig);
         command.args(["--configmap", "--listen", "127.0.0.1:53", "--lease", "dns-of-node"]);
         command.args(["--upstream", "127.0.0.9", "--cluster-ip", "10.96.0.10"]);
+        Self::spawn(&mut command, log)
+    }
+
+    fn with_corefile(corefile: &Path, log: &Path) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_roadstead"));
+        command.args(["dns", "--lease", "", "--corefile"]).arg(corefile);
+        Self::spawn(&mut command, log)
+    }
+
+    fn spawn(command: &mut Command, log: &Path) -> Self {
         let child = command.stdin(Stdio::null()).stderr(File::create(log).unwrap()).spawn();
         Self(child.unwrap())
     }
@@ -96,6 +106,36 @@ fn in_the_place_of_coredns() {
     });
 }
 
+/// A Corefile may say which cluster it is about, beside it or anywhere else; a ConfigMap may not.
+#[test]
+fn the_corefile_names_the_cluster() {
+    laboratory_of("L5", || {
+        let server = Roadstead::apiserver();
+        server.kubectl().apply(OBJECTS);
+        let directory = server.directory();
+        fs::copy(server.kubeconfig(), directory.join("cluster.yaml")).unwrap();
+        let rules = ".:53 {\n  bind 127.0.0.1\n  kubernetes cluster.local {\n    \
+                     kubeconfig cluster.yaml\n  }\n  prometheus 127.0.0.1:9153\n}\n";
+        let (corefile, log) = (directory.join("Corefile"), directory.join("dns.log"));
+        fs::write(&corefile, rules).unwrap();
+        let dns = Dns::with_corefile(&corefile, &log);
+        let web = "web.shop.svc.cluster.local";
+        eventually("it follows it", PATIENCE, || dig(web), |found| found == "10.96.1.1");
+        let counted =
+            run("curl -s http://127.0.0.1:9153/metrics | grep ^coredns_dns_requests_total");
+        let labels = r#"{server="dns://:53",zone=".",view="",proto="udp",family="1",type="A"}"#;
+        assert!(counted.contains(labels), "{counted}");
+        fs::write(&corefile, rules.replace("cluster.yaml", "other.yaml")).unwrap();
+        let log = || fs::read_to_string(&log).unwrap();
+        eventually("it says so", PATIENCE, log, |log| log.contains("names another kubeconfig"));
+        drop(dns);
+        let other = directory.join("other.log");
+        let _dns = Dns::with_corefile(&corefile, &other);
+        let log = || fs::read_to_string(&other).unwrap();
+        eventually("it is missing", PATIENCE, log, |log| log.contains("other.yaml"));
+    });
+}
+
 /// The example is valid, and its account may do what the server does.
 fn example(kubectl: &Kubectl) {
     kubectl.apply("../../examples/dns-in-the-place-of-coredns.yaml");
@@ -153,6 +193,10 @@ fn follows_its_configuration(kubectl: &Kubectl, log: &Path) {
     let log = || fs::read_to_string(log).unwrap();
     let bad = [
         (good.replace("fallthrough", "fallthru"), "line 4: hosts: unknown option"),
+        (
+            good.replace("cluster.local", "cluster.local {\n    kubeconfig x\n  }"),
+            "line 7: kubeconfig: a ConfigMap cannot say which cluster it is in",
+        ),
         (good.replace("kubernetes", "kubernets"), "line 6: unknown plugin"),
         (format!("{good}\n}}"), "line 8: a closing brace without an opening one"),
     ];

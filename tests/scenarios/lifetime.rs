@@ -31,7 +31,7 @@ fn a_port_already_taken_names_the_culprit() {
 }
 
 /// What roadstead can leave behind on a machine.
-fn traces() -> [String; 5] {
+pub(crate) fn traces() -> [String; 5] {
     let parts = [
         "ip -br link | awk '{print $1}' | sort",
         "ls /run/netns",

@@ -11,11 +11,11 @@ use roadstead_testkit::netns::{laboratory_of, run, try_run};
 
 use crate::process::Roadstead;
 
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 const BINARY: &str = env!("CARGO_BIN_EXE_roadstead");
 
 /// `roadstead proxy`, killed when it goes out of scope.
-pub struct Proxy {
+pub(crate) struct Proxy {
     child: Child,
     log: PathBuf,
 }
@@ -29,7 +29,7 @@ impl Proxy {
     }
 
     /// Starts one in a network namespace, or where the test is.
-    pub fn launch(namespace: Option<&str>, kubeconfig: &Path, flags: &str) -> Self {
+    pub(crate) fn launch(namespace: Option<&str>, kubeconfig: &Path, flags: &str) -> Self {
         let name = namespace.unwrap_or("here");
         let log = kubeconfig.with_file_name(format!("proxy-{name}-{}", flags.len()));
         let enter = namespace.map(|name| format!("ip netns exec {name} ")).unwrap_or_default();
@@ -43,7 +43,7 @@ impl Proxy {
         Self { child, log }
     }
 
-    pub fn wait_until_serving(&self) {
+    pub(crate) fn wait_until_serving(&self) {
         eventually("the proxy serves", PATIENCE, || self.said(), |log| log.contains("serving"));
     }
 
@@ -59,7 +59,7 @@ impl Proxy {
     }
 
     /// Ends it at once; it does not get to know.
-    pub fn kill(mut self) {
+    pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
@@ -93,7 +93,7 @@ ports: [{name: '', port: 8080, protocol: TCP}]
 endpoints: [{addresses: [192.168.9.2], nodeName: n1}, {addresses: [10.244.1.7], nodeName: n2}]
 ";
 
-pub fn set_status(kubectl: &Kubectl, path: &str, status: &serde_json::Value) {
+pub(crate) fn set_status(kubectl: &Kubectl, path: &str, status: &serde_json::Value) {
     let object = kubectl.run(&format!("get --raw {path}"));
     let mut object: serde_json::Value = serde_json::from_str(&object).unwrap();
     object["status"] = status.clone();

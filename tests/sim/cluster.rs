@@ -12,12 +12,13 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, Resource, ResourceExt};
 use roadstead_api::selector::selects;
-use roadstead_controllers::{ALL, Settings, tasks};
-use roadstead_server::api::{self, User};
-use roadstead_server::bootstrap;
-use roadstead_server::local::Local;
-use roadstead_server::tokens::Tokens;
-use roadstead_store::store::Store;
+use roadstead_controllers::identities::user_of;
+use roadstead_controllers::{Settings, names, tasks};
+use roadstead_server::identity::tokens::Tokens;
+use roadstead_server::identity::user::User;
+use roadstead_server::transport::local::Local;
+use roadstead_server::{api, bootstrap, config};
+use roadstead_store::kv::Store;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
@@ -28,36 +29,39 @@ use crate::faults::{BadLine, Random};
 use crate::node;
 
 /// Small, so that few pods fill several slices.
-pub const MAX_ENDPOINTS: usize = 3;
+pub(crate) const MAX_ENDPOINTS: usize = 3;
 
-pub struct Cluster {
+pub(crate) struct Cluster {
     pub random: Random,
     pub api: Arc<api::Api>,
     /// The user's own line, which is good.
-    client: Client,
+    pub client: Client,
     /// The line of the components.
     line: BadLine,
     /// The nodes that are dead.
     pub dead: node::Dead,
+    /// The pods of Jobs that ended well.
+    pub ended: node::Ended,
     controllers: Vec<(Vec<&'static str>, JoinHandle<()>)>,
 }
 
 impl Cluster {
-    pub async fn start(seed: u64) -> Self {
+    pub(crate) async fn start(seed: u64) -> Self {
         let random = Random::new(seed);
         let range = "10.96.0.0/24".parse().unwrap();
-        let config = api::Config { service_range: range, advertise: None, audit: None };
+        let config = config::Config { service_range: range, advertise: None, audit: None };
         let second_range = Some("fd00:96::/120".parse().unwrap());
-        let services = api::Services { second_range, ..api::Services::default() };
+        let services = config::Services { second_range, ..config::Services::default() };
         let tokens = Tokens::ephemeral().unwrap();
         let api = api::Api::with_services(Store::memory(), config, services, tokens);
         bootstrap::run(&api).await.unwrap();
         let local = Local::new(api.clone(), User::component());
         let client = Client::new(local.clone(), "default");
         let line = BadLine::new(local, random.clone());
-        let dead = node::start(client.clone()).await;
-        let mut cluster = Self { random, api, client, line, dead, controllers: Vec::new() };
-        for (_, names) in tasks(&ALL) {
+        let (dead, ended) = node::start(client.clone(), random.clone()).await;
+        let controllers = Vec::new();
+        let mut cluster = Self { random, api, client, line, dead, ended, controllers };
+        for (_, names) in tasks(&names()) {
             let task = cluster.spawn(&names);
             cluster.controllers.push((names, task));
         }
@@ -65,7 +69,9 @@ impl Cluster {
     }
 
     fn spawn(&self, names: &[&'static str]) -> JoinHandle<()> {
-        let client = Client::new(self.line.clone(), "default");
+        let user = User::part(user_of(names[0]));
+        let line = self.line.to(Local::new(self.api.clone(), user));
+        let client = Client::new(line, "default");
         let mut settings = Settings::default();
         settings.endpoints.max_endpoints = MAX_ENDPOINTS;
         let stop = CancellationToken::new();
@@ -79,28 +85,30 @@ impl Cluster {
         self.controllers[index].1 = self.spawn(&names);
     }
 
-    /// Starts the controllers of endpoints again.
-    pub fn restart_endpoints(&mut self) {
-        let index = self.controllers.iter().position(|(names, _)| names.contains(&"endpointslice"));
-        self.restart(index.unwrap());
+    /// Starts all controllers again.
+    pub(crate) fn restart_all(&mut self) {
+        (0..self.controllers.len()).for_each(|index| self.restart(index));
     }
 
-    /// Forgets how much was written.
-    pub fn reset_counts(&self) {
-        self.line.writes.0.store(0, Ordering::Relaxed);
-        self.line.writes.1.store(0, Ordering::Relaxed);
+    /// Forgets what was written.
+    pub(crate) fn forget_writes(&self) {
+        self.line.writes.lock().unwrap().clear();
     }
 
-    /// How much the controllers have written: everything but events, and slices.
-    pub fn counts(&self) -> (u64, u64) {
-        let (all, slices) = &*self.line.writes;
-        (all.load(Ordering::Relaxed), slices.load(Ordering::Relaxed))
+    /// What the controllers asked for and may not: nothing of it helps to ask again.
+    pub(crate) fn refused(&self) -> Vec<String> {
+        self.line.refused.lock().unwrap().clone()
+    }
+
+    /// What the controllers have written: everything but events.
+    pub(crate) fn written(&self) -> Vec<String> {
+        self.line.writes.lock().unwrap().clone()
     }
 
     /// One thing that a user, a pod or fate might do.
-    pub async fn disturb(&mut self) {
+    pub(crate) async fn disturb(&mut self) {
         let name = format!("app{}", self.random.below(3));
-        match self.random.below(16) {
+        match self.random.below(26) {
             0..=2 => self.apply_deployment(&name).await,
             3 => self.delete::<Deployment>(&name).await,
             4..=6 => self.apply_service(&name).await,
@@ -114,6 +122,7 @@ impl Cluster {
                 self.dead.set(node, self.random.once_in(2));
             }
             14 => self.move_node().await,
+            15..=24 => self.disturb_workloads().await,
             _ => {
                 let index = self.random.below(self.controllers.len() as u64) as usize;
                 self.restart(index);
@@ -123,17 +132,18 @@ impl Cluster {
     }
 
     /// Ends the trouble and waits until nothing happens any more.
-    pub async fn calm(&self) {
+    pub(crate) async fn calm(&self) {
         self.line.troubled.store(false, Ordering::Relaxed);
+        self.heal().await;
         // Longer than any grace period, any patience with a lost node, and any retry after them.
         time::sleep(Duration::from_secs(600)).await;
     }
 
-    pub fn trouble(&self) {
+    pub(crate) fn trouble(&self) {
         self.line.troubled.store(true, Ordering::Relaxed);
     }
 
-    pub async fn list<K>(&self) -> Vec<K>
+    pub(crate) async fn list<K>(&self) -> Vec<K>
     where
         K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
     {
@@ -220,7 +230,7 @@ impl Cluster {
         api.patch(node, &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
     }
 
-    async fn apply<K>(&self, name: &str, object: Value)
+    pub(crate) async fn apply<K>(&self, name: &str, object: Value)
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
             + Clone
@@ -236,7 +246,7 @@ impl Cluster {
         }
     }
 
-    async fn delete<K>(&self, name: &str)
+    pub(crate) async fn delete<K>(&self, name: &str)
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
             + Clone
@@ -248,7 +258,7 @@ impl Cluster {
     }
 
     /// Makes one pod that is in a Service change its mind; returns how many slices list it.
-    pub async fn flip_one(&self) -> Option<usize> {
+    pub(crate) async fn flip_one(&self) -> Option<usize> {
         let (pods, services): (Vec<Pod>, Vec<Service>) = (self.list().await, self.list().await);
         let listing = |pod: &Pod| {
             let specs = services.iter().filter_map(|service| service.spec.as_ref());
@@ -262,10 +272,10 @@ impl Cluster {
         let is_listed = |pod: &&Pod| {
             pod.status.as_ref().is_some_and(|status| status.pod_ip.is_some())
                 && pod.metadata.deletion_timestamp.is_none()
-                && !self.dead.has(roadstead_plan::pod::node(pod))
+                && !self.dead.has(roadstead_plan::pod_status::node(pod))
         };
         let pod = pods.iter().filter(is_listed).find(|pod| listing(pod) > 0)?;
-        let ready = if roadstead_plan::pod::is_ready(pod) { "False" } else { "True" };
+        let ready = if roadstead_plan::pod_status::is_ready(pod) { "False" } else { "True" };
         let patch = json!({"status": {"conditions": [{"type": "Ready", "status": ready}]}});
         let api: Api<Pod> = Api::default_namespaced(self.client.clone());
         let params = PatchParams::default();
@@ -275,7 +285,8 @@ impl Cluster {
 
     /// Makes a pod fail its probe, pass it again, or go.
     async fn flip_pod(&self) {
-        let pods: Vec<Pod> = self.list().await;
+        let mut pods: Vec<Pod> = self.list().await;
+        pods.retain(|pod| !roadstead_plan::pod_status::is_finished(pod));
         let Some(pod) = pods.get(self.random.below(pods.len() as u64) as usize) else { return };
         let api: Api<Pod> = Api::default_namespaced(self.client.clone());
         match self.random.below(3) {

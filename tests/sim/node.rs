@@ -1,4 +1,5 @@
-//! Nodes that only pretend: they run pods by saying so, renew their leases, and can die.
+//! Nodes that only pretend: they run pods by saying so, end those of Jobs some time later, renew their
+//! leases, and can die.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -10,22 +11,28 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
+use roadstead_plan::pod_status::{self, is_finished};
 use roadstead_watch::informer::{Change, Selection, informer};
 use serde_json::{Value, json};
 use tokio::time;
 
-pub const NAMES: [&str; 3] = ["node-a", "node-b", "node-c"];
+use crate::faults::Random;
+
+pub(crate) const NAMES: [&str; 3] = ["node-a", "node-b", "node-c"];
+
+/// The label of pods of Jobs.
+const JOB: &str = "batch.kubernetes.io/job-name";
 
 /// Which nodes are dead.
 #[derive(Clone, Default)]
-pub struct Dead(Arc<Mutex<BTreeSet<String>>>);
+pub(crate) struct Dead(Arc<Mutex<BTreeSet<String>>>);
 
 impl Dead {
-    pub fn has(&self, node: &str) -> bool {
+    pub(crate) fn has(&self, node: &str) -> bool {
         self.0.lock().unwrap().contains(node)
     }
 
-    pub fn set(&self, node: &str, dead: bool) {
+    pub(crate) fn set(&self, node: &str, dead: bool) {
         let mut all = self.0.lock().unwrap();
         if dead {
             all.insert(node.to_owned())
@@ -35,9 +42,12 @@ impl Dead {
     }
 }
 
+/// The pods that ended well, by the uid of their Job and their own.
+pub(crate) type Ended = Arc<Mutex<BTreeSet<(String, String)>>>;
+
 /// Registers the nodes, and keeps them and their pods alive.
-pub async fn start(client: Client) -> Dead {
-    let dead = Dead::default();
+pub(crate) async fn start(client: Client, random: Random) -> (Dead, Ended) {
+    let (dead, ended) = (Dead::default(), Ended::default());
     for (index, name) in NAMES.into_iter().enumerate() {
         let node: Node = from(json!({"metadata": {"name": name,
             "labels": {"topology.kubernetes.io/zone": format!("zone-{}", index % 2)}},
@@ -49,8 +59,42 @@ pub async fn start(client: Client) -> Dead {
         nodes.replace_status(name, &PostParams::default(), &node).await.unwrap();
     }
     tokio::spawn(beat(client.clone(), dead.clone()));
+    tokio::spawn(end_pods(client.clone(), dead.clone(), ended.clone(), random));
     tokio::spawn(run_pods(client, dead.clone()));
-    dead
+    (dead, ended)
+}
+
+/// Ends pods of Jobs, some well and some not.
+async fn end_pods(client: Client, dead: Dead, ended: Ended, random: Random) {
+    let api: Api<Pod> = Api::default_namespaced(client);
+    let running = ListParams::default().labels(JOB).fields("status.phase=Running");
+    loop {
+        time::sleep(Duration::from_secs(10)).await;
+        for pod in api.list(&running).await.unwrap() {
+            let is_leaving = pod_status::is_terminating(&pod);
+            if is_leaving || dead.has(pod_status::node(&pod)) || random.once_in(2) {
+                continue;
+            }
+            let phase = if random.once_in(5) { "Failed" } else { "Succeeded" };
+            let job = pod.owner_references().first().map(|owner| owner.uid.clone());
+            if end(&api, &pod, phase).await && phase == "Succeeded" {
+                ended.lock().unwrap().insert((job.unwrap(), pod.uid().unwrap()));
+            }
+        }
+    }
+}
+
+/// Says that a pod has ended: by a clock that is far behind, as the time of controllers is the world's,
+/// and what they wait for after a failure would not pass.
+async fn end(api: &Api<Pod>, pod: &Pod, phase: &str) -> bool {
+    let terminated = json!({"exitCode": i32::from(phase == "Failed"),
+        "finishedAt": "2020-01-01T00:00:00Z"});
+    let status = json!({"status": {"phase": phase,
+        "conditions": [{"type": "Ready", "status": "False"}],
+        "containerStatuses": [{"name": "c", "image": "", "imageID": "", "ready": false,
+            "restartCount": 0, "state": {"terminated": terminated}}]}});
+    let params = PatchParams::default();
+    api.patch_status(&pod.name_any(), &params, &Patch::Strategic(&status)).await.is_ok()
 }
 
 /// Renews leases, and says that all is well when it was thought otherwise.
@@ -90,7 +134,7 @@ async fn revive(client: &Client, node: &str) {
         let api: Api<Pod> = Api::default_namespaced(client.clone());
         if pod.metadata.deletion_timestamp.is_some() {
             let _ = api.delete(&pod.name_any(), &DeleteParams::default().grace_period(0)).await;
-        } else {
+        } else if !is_finished(&pod) {
             let ready = json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}});
             let params = PatchParams::default();
             let _ = api.patch_status(&pod.name_any(), &params, &Patch::Strategic(&ready)).await;
@@ -110,6 +154,9 @@ async fn run_pods(client: Client, dead: Dead) {
         }
         let has_address = pod.status.as_ref().is_some_and(|status| status.pod_ip.is_some());
         if pod.metadata.deletion_timestamp.is_some() {
+            if pod.labels().contains_key(JOB) && !is_finished(&pod) {
+                end(&api, &pod, "Failed").await;
+            }
             let now = DeleteParams::default().grace_period(0);
             let _ = api.delete(&pod.name_any(), &now).await;
         } else if !node.is_empty() && !has_address {

@@ -7,9 +7,8 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
+use roadstead_schema::invalid::Causes;
 use serde_json::{Value, json};
-
-use crate::invalid::Causes;
 
 const ADDRESS: &str = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)";
 const NETWORK: &str = "must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)";
@@ -100,7 +99,7 @@ pub fn check(field: &str, text: &str, known: &[Value], causes: &mut Causes) -> b
 }
 
 /// Checks an address that must be written in the one canonical way. False if it is not.
-pub fn check_canonical(field: &str, text: &str, causes: &mut Causes) -> bool {
+pub(crate) fn check_canonical(field: &str, text: &str, causes: &mut Causes) -> bool {
     if !check(field, text, &[], causes) {
         return false;
     }
@@ -114,7 +113,7 @@ pub fn check_canonical(field: &str, text: &str, causes: &mut Causes) -> bool {
 
 /// Checks that traffic to an address can reach another machine. What is not an address at all is
 /// wrong here too.
-pub fn check_reachable(field: &str, text: &str, causes: &mut Causes) {
+pub(crate) fn check_reachable(field: &str, text: &str, causes: &mut Causes) {
     let mut wrong = |why: &str| causes.invalid(field, &json!(text), why);
     let Some(address) = parse(text) else {
         wrong("must be a valid IP address");
@@ -152,7 +151,7 @@ pub fn parse_network(text: &str) -> Option<IpNet> {
 }
 
 /// Checks a network in a field that is older than strict parsing.
-pub fn check_network(field: &str, text: &str, known: &[&str], causes: &mut Causes) -> bool {
+pub(crate) fn check_network(field: &str, text: &str, known: &[&str], causes: &mut Causes) -> bool {
     if known.contains(&text) {
         return true;
     }
@@ -173,7 +172,7 @@ pub fn check_network(field: &str, text: &str, known: &[&str], causes: &mut Cause
 }
 
 /// Checks a network that must be written in the one canonical way.
-pub fn check_canonical_network(field: &str, text: &str, causes: &mut Causes) {
+pub(crate) fn check_canonical_network(field: &str, text: &str, causes: &mut Causes) {
     if !check_network(field, text, &[], causes) {
         return;
     }
@@ -208,7 +207,7 @@ pub fn warning(field: &str, text: &str) -> Option<String> {
 }
 
 /// What to tell the author of a network that is accepted, but written in an unusual way.
-pub fn network_warnings(field: &str, text: &str) -> Vec<String> {
+pub(crate) fn network_warnings(field: &str, text: &str) -> Vec<String> {
     let Some(net) = parse_network(text) else { return Vec::new() };
     let mut all = Vec::new();
     let plain = net.trunc();

@@ -1,11 +1,10 @@
 //! What the API server must know about a kind of object to serve it.
 
 use jiff::Timestamp;
-use serde_json::{Value, json};
+use roadstead_schema::invalid::Causes;
+use serde_json::Value;
 
-use crate::age::age_of;
-use crate::invalid::Causes;
-use crate::look::Look;
+use crate::table::{Column, ColumnCell, NAME_AND_AGE};
 
 /// The fields of the metadata that clients may change at all.
 pub const METADATA: &[&str] = &["labels", "annotations", "finalizers", "ownerReferences"];
@@ -111,27 +110,27 @@ impl Info {
     }
 
     /// With a `/status`.
-    pub const fn with_status(self) -> Self {
+    pub(crate) const fn with_status(self) -> Self {
         Self { status: true, generation: true, ..self }
     }
 
     /// With a `/status` that changes nothing else.
-    pub const fn with_only_status(self) -> Self {
+    pub(crate) const fn with_only_status(self) -> Self {
         Self { status_keeps: METADATA, ..self.with_status() }
     }
 
     /// With a `/scale`.
-    pub const fn with_scale(self) -> Self {
+    pub(crate) const fn with_scale(self) -> Self {
         Self { scale: true, ..self }
     }
 
     /// Part of `kubectl get all`.
-    pub const fn in_all(self) -> Self {
+    pub(crate) const fn in_all(self) -> Self {
         Self { categories: &["all"], ..self }
     }
 
     /// With names such as `system:node`.
-    pub const fn with_path_names(self) -> Self {
+    pub(crate) const fn with_path_names(self) -> Self {
         Self { name_rule: NameRule::Path, ..self }
     }
 
@@ -173,37 +172,6 @@ fn joined(group: &str, version: &str) -> String {
         group => format!("{group}/{version}"),
     }
 }
-
-/// A column of `kubectl get`.
-#[derive(Clone, Copy, Debug)]
-pub struct Column {
-    /// The heading.
-    pub name: &'static str,
-    /// `string`, `integer` or `date`.
-    pub ty: &'static str,
-    /// Whether only `-o wide` shows it.
-    pub wide: bool,
-}
-
-impl Column {
-    /// A column that is always shown.
-    pub const fn text(name: &'static str) -> Self {
-        Self { name, ty: "string", wide: false }
-    }
-
-    /// A column that only `-o wide` shows.
-    pub const fn wide(name: &'static str) -> Self {
-        Self { name, ty: "string", wide: true }
-    }
-
-    /// A column of numbers.
-    pub const fn int(name: &'static str) -> Self {
-        Self { name, ty: "integer", wide: false }
-    }
-}
-
-/// The columns of kinds that have no better ones.
-pub const NAME_AND_AGE: &[Column] = &[Column::text("Name"), Column::text("Age")];
 
 /// A kind of object: what it is called, what its fields are when left out, which values are
 /// wrong, and how it looks in a table. Unit structs in `kinds/` implement it.
@@ -259,14 +227,19 @@ pub trait Kind: Send + Sync {
         Vec::new()
     }
 
-    /// The columns of `kubectl get`.
-    fn columns(&self) -> &[Column] {
+    /// The table that `kubectl get` shows: each column with the cell that an object has in it.
+    fn table(&self) -> &'static [ColumnCell] {
         NAME_AND_AGE
+    }
+
+    /// The columns of the table.
+    fn columns(&self) -> Vec<Column> {
+        self.table().iter().map(|(column, _)| *column).collect()
     }
 
     /// One row: a cell for each column. The object has the form in which it is kept.
     fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
-        vec![name_cell(object), age_cell(object, now)]
+        self.table().iter().map(|(_, cell)| cell.of(object, now)).collect()
     }
 
     /// Which fields, besides name and namespace, a field selector may ask for: the label and the
@@ -274,29 +247,5 @@ pub trait Kind: Send + Sync {
     /// of which the first counts that is not empty.
     fn selectable(&self) -> &'static [(&'static str, &'static str)] {
         &[]
-    }
-}
-
-/// The first cell of every row.
-pub fn name_cell(object: &Value) -> Value {
-    json!(object.text("/metadata/name"))
-}
-
-/// How long ago the object was created.
-pub fn age_cell(object: &Value, now: Timestamp) -> Value {
-    json!(age_of(object.text("/metadata/creationTimestamp"), now))
-}
-
-/// `a=b,c=d`, or `<none>`.
-pub fn labels_cell(object: &Value, pointer: &str) -> Value {
-    let pairs = object.fields(pointer).map(|(k, v)| format!("{k}={}", v.as_str().unwrap_or("")));
-    or_none(pairs.collect::<Vec<_>>().join(","))
-}
-
-/// The text, or `<none>` if it is empty.
-pub fn or_none(text: impl Into<String>) -> Value {
-    match text.into() {
-        text if text.is_empty() => json!("<none>"),
-        text => json!(text),
     }
 }

@@ -1,10 +1,10 @@
 //! The rules for `metadata` that hold for every kind.
 
+use roadstead_schema::invalid::Causes;
+use roadstead_schema::json::Pointer;
 use serde_json::{Value, json};
 
-use crate::invalid::Causes;
 use crate::kind::{Info, NameRule};
-use crate::look::Look;
 use crate::names;
 
 /// Checks name, namespace, labels, annotations and owners.

@@ -1,6 +1,8 @@
 //! Which strings may be names, labels and ports, and what to say about those that may not.
 
-use crate::invalid::Causes;
+use roadstead_schema::invalid::Causes;
+use serde_json::Value;
+
 use crate::ip;
 
 const LABEL: &str = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters \
@@ -42,6 +44,19 @@ fn is_qualified(text: &str) -> bool {
         && bytes.iter().all(|&c| c.is_ascii_alphanumeric() || b"-_.".contains(&c))
 }
 
+/// Says, in words, what is wrong with a text; nothing if it is good.
+pub(crate) type Rule = fn(&str) -> Vec<String>;
+
+/// Says what is wrong with a text by one of the rules below.
+pub(crate) fn check(rule: Rule, field: impl Into<String>, text: &str, causes: &mut Causes) {
+    let wrong = rule(text);
+    if wrong.is_empty() {
+        return;
+    }
+    let (field, value) = (field.into(), Value::from(text));
+    wrong.iter().for_each(|wrong| causes.invalid(&*field, &value, wrong));
+}
+
 /// One DNS label: names of Services, Namespaces and ports.
 pub fn label(text: &str) -> Vec<String> {
     let mut wrong = Vec::new();
@@ -66,7 +81,7 @@ pub fn subdomain(text: &str) -> Vec<String> {
     wrong
 }
 
-/// The key of a label or an annotation.
+/// The key of a label or an annotation, or any name such as `example.com/protocol`.
 pub fn key(text: &str) -> Vec<String> {
     let (prefix, name) = match text.split('/').collect::<Vec<_>>()[..] {
         [name] => (None, name),
@@ -90,13 +105,8 @@ pub fn key(text: &str) -> Vec<String> {
     wrong
 }
 
-/// A name such as `example.com/protocol`: what a label key is.
-pub fn qualified(text: &str) -> Vec<String> {
-    key(text)
-}
-
 /// The value of a label.
-pub fn label_value(text: &str) -> Vec<String> {
+pub(crate) fn label_value(text: &str) -> Vec<String> {
     let mut wrong = Vec::new();
     if text.len() > 63 {
         wrong.push(too_long(63, "bytes"));
@@ -131,7 +141,7 @@ pub fn port(text: &str) -> Vec<String> {
 }
 
 /// Anything that can stand in a path.
-pub fn path_segment(name: &str) -> Vec<String> {
+pub(crate) fn path_segment(name: &str) -> Vec<String> {
     let mut wrong = Vec::new();
     if name == "." || name == ".." {
         wrong.push(format!("may not be '{name}'"));
@@ -154,7 +164,7 @@ pub fn address(name: &str) -> Vec<String> {
 }
 
 /// What is wrong with a key of a ConfigMap or Secret, which may become the name of a file.
-pub fn config_key(key: &str) -> Vec<String> {
+pub(crate) fn config_key(key: &str) -> Vec<String> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let mut wrong = Vec::new();
     if key.len() > 253 {

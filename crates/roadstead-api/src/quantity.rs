@@ -1,5 +1,7 @@
 //! Amounts of processors and memory, as text such as `500m` or `1.5Gi`.
 
+pub mod exact;
+
 /// The amount as a number; `None` if the text is no quantity.
 pub fn read(text: &str) -> Option<f64> {
     let text = text.trim();

@@ -3,58 +3,73 @@
 
 use std::sync::Arc;
 
-use futures::StreamExt;
 use jiff::Timestamp;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::certificates::v1::{
     CertificateSigningRequest, CertificateSigningRequestCondition,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::{Api, Client};
 use roadstead_api::key::ObjectKey;
-use roadstead_plan::certificate::{self, Verdict};
+use roadstead_plan::certificate_signing::{self, Decision};
 use roadstead_watch::cache::Cache;
-use roadstead_watch::informer::{Selection, informer};
 use roadstead_watch::queue::Queue;
 use roadstead_watch::write::Write;
 use tracing::{info, warn};
 
 mod der;
-mod request;
+pub(crate) mod request;
 pub mod signer;
 
 use request::Request;
 use signer::Signer;
 
-/// Runs the controller.
-pub async fn run(client: Client, signer: Arc<Signer>) {
-    let mut requests =
-        informer(Api::<CertificateSigningRequest>::all(client.clone()), Selection::all());
-    let mut known = Cache::default();
-    let mut queue: Queue<ObjectKey> = Queue::default();
-    loop {
-        tokio::select! {
-            biased;
-            Some(change) = requests.next() => {
-                if let Some((key, _)) = known.observe(&change) {
-                    queue.add(key);
-                }
-            }
-            () = queue.ready() => {
-                let Some(key) = queue.pop() else { continue };
-                let Some(request) = known.get(&key) else { continue };
-                let Some(answered) = answer(&signer, request, Timestamp::now()) else { continue };
-                match Write::replace_status(key.clone(), &answered).send(&client).await {
-                    Ok(_) => queue.succeeded(&key),
-                    // The next state of it is on its way.
-                    Err(error) if crate::is_gone(&error) => queue.succeeded(&key),
-                    Err(error) => {
-                        let again_in = queue.retry(key.clone());
-                        warn!(request = key.name, %error, ?again_in, "certificate not handed out");
-                    }
-                }
-            }
-        }
+use crate::Context;
+use crate::runner::{self, Changed, Controller, Inputs, Watches, WritePlan, every};
+
+/// What an operator, or whoever runs the API server as well, can say.
+#[derive(Clone, Debug, Default)]
+pub struct Config {
+    /// Who signs certificates; without one nobody does.
+    pub signer: Option<Arc<Signer>>,
+    /// Names and addresses of the API server, for which no node gets a certificate.
+    pub server_names: Vec<String>,
+}
+
+/// Without a signer nobody is signed anything.
+pub(crate) async fn run(context: Context) {
+    let Some(signer) = context.settings.certificates.signer.clone() else {
+        drop(context);
+        return std::future::pending().await;
+    };
+    let inputs = Inputs::new().watch(every::<CertificateSigningRequest>(&context.client));
+    runner::run(context, State { signer, requests: Cache::default() }, inputs).await;
+}
+
+struct State {
+    signer: Arc<Signer>,
+    requests: Cache<CertificateSigningRequest>,
+}
+
+impl Watches<CertificateSigningRequest> for State {
+    fn cache(&mut self) -> &mut Cache<CertificateSigningRequest> {
+        &mut self.requests
+    }
+
+    fn wake(&mut self, change: &Changed<CertificateSigningRequest>, queue: &mut Queue<ObjectKey>) {
+        queue.add(change.key.clone());
+    }
+}
+
+impl Controller for State {
+    type Key = ObjectKey;
+    const COMPONENT: &'static str = "certificate-signing-controller";
+    const QUEUE: &'static str = "certificate";
+
+    fn plan(&mut self, key: &ObjectKey, now: Timestamp) -> WritePlan {
+        let request = self.requests.get(key);
+        let answered = request.and_then(|request| answer(&self.signer, request, now));
+        let write = |answered| Write::replace_status(key.clone(), &answered).only_if_unchanged();
+        WritePlan::writes(answered.map(write).into_iter().collect())
     }
 }
 
@@ -65,16 +80,17 @@ fn answer(
     now: Timestamp,
 ) -> Option<CertificateSigningRequest> {
     let value = serde_json::to_value(request).expect("API objects can be written as JSON");
-    if !certificate::is_due(&value) {
+    if !certificate_signing::is_due(&value) {
         return None;
     }
     let outcome =
-        Request::parse(&request.spec.request.0).and_then(|parsed| {
-            match certificate::judge(&value, &parsed.contents(), signer.longest()) {
-                Verdict::Sign(usages, seconds) => signer.sign(&parsed, usages, now, seconds),
-                Verdict::Fail(why) => Err(why),
-            }
-        });
+        Request::parse(&request.spec.request.0).and_then(
+            |parsed| match certificate_signing::judge(&value, &parsed.contents(), signer.longest())
+            {
+                Decision::Sign(usages, seconds) => signer.sign(&parsed, usages, now, seconds),
+                Decision::Fail(why) => Err(why),
+            },
+        );
     let mut answered = request.clone();
     let status = answered.status.get_or_insert_default();
     let (name, signer) = (request.metadata.name.as_deref(), &request.spec.signer_name);

@@ -1,111 +1,138 @@
 //! The Deployment controller: moves pods from one version of a template to the next.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
 use k8s_openapi::jiff::Timestamp;
-use kube::{Api, Client, ResourceExt};
+use kube::ResourceExt;
 use roadstead_api::key::ObjectKey;
-use roadstead_plan::deployment::{self as plan, DeploymentPlan};
-use roadstead_plan::owner::controller_of;
+use roadstead_api::selector::Selector;
+use roadstead_plan::deployment::{self as plan, DeploymentPlan, SetClaim};
+use roadstead_plan::owner::{controlled_by, controller_of};
 use roadstead_plan::selection::Owned;
 use roadstead_watch::cache::Cache;
-use roadstead_watch::events::{About, Happening, Severity};
-use roadstead_watch::informer::{Change, Selection, informer, key_of};
+use roadstead_watch::events::{EventDraft, InvolvedObject, Severity};
+use roadstead_watch::informer::key_of;
 use roadstead_watch::queue::Queue;
 use roadstead_watch::write::{Collection, Write};
 use serde_json::json;
 
-use crate::metrics::{Metrics, QueueMeter};
-use crate::runner::{self, Controller, Inputs, Plan};
+use crate::Context;
+use crate::runner::{self, Changed, Controller, Inputs, Watches, WritePlan, every};
 
 const DEPLOYMENTS: Collection = Collection::of::<Deployment>();
 const SETS: Collection = Collection::of::<ReplicaSet>();
 
-/// Runs the controller.
-pub async fn run(client: Client, metrics: Metrics) {
-    let all = Selection::all();
-    let inputs = Inputs::new()
-        .follow(informer(Api::<Deployment>::all(client.clone()), all.clone()), State::deployment)
-        .follow(informer(Api::<ReplicaSet>::all(client.clone()), all), State::set);
-    let queue = Queue::with_meter(QueueMeter::new(metrics.clone(), State::queue_name));
-    let state = State { queue, ..State::default() };
-    runner::run(client, metrics, state, inputs).await;
+pub(crate) async fn run(context: Context) {
+    let client = &context.client;
+    let inputs =
+        Inputs::new().watch(every::<Deployment>(client)).watch(every::<ReplicaSet>(client));
+    runner::run(context, State::default(), inputs).await;
 }
 
 #[derive(Default)]
 struct State {
-    queue: Queue<ObjectKey>,
     deployments: Cache<Deployment>,
     sets: Cache<ReplicaSet>,
     owned: Owned,
+    /// Sets that nobody controls.
+    orphans: BTreeSet<ObjectKey>,
 }
 
-impl State {
-    fn deployment(&mut self, change: &Change<Deployment>) {
-        if let Some((key, _)) = self.deployments.observe(change) {
-            self.queue.add(key);
+impl Watches<Deployment> for State {
+    fn cache(&mut self) -> &mut Cache<Deployment> {
+        &mut self.deployments
+    }
+
+    fn wake(&mut self, change: &Changed<Deployment>, queue: &mut Queue<ObjectKey>) {
+        queue.add(change.key.clone());
+    }
+}
+
+impl Watches<ReplicaSet> for State {
+    fn cache(&mut self) -> &mut Cache<ReplicaSet> {
+        &mut self.sets
+    }
+
+    fn index(&mut self, change: &Changed<ReplicaSet>, _: &mut Queue<ObjectKey>) {
+        let owner = |set: &Arc<ReplicaSet>| Some(controller_of(&set.metadata)?.uid.clone());
+        let (before, now) = (change.before.as_ref(), change.now.as_ref());
+        let (before, now) = (before.and_then(owner), now.and_then(owner));
+        self.owned.set(&change.key, before.as_deref(), now.as_deref());
+        match change.now.is_some() && now.is_none() {
+            true => drop(self.orphans.insert(change.key.clone())),
+            false => drop(self.orphans.remove(&change.key)),
         }
     }
 
-    fn set(&mut self, change: &Change<ReplicaSet>) {
-        let Some((key, before)) = self.sets.observe(change) else { return };
-        self.index(&key, before.as_deref());
-        for set in [before, self.sets.get(&key).cloned()].into_iter().flatten() {
-            if let Some(owner) = controller_of(&set.metadata) {
-                self.queue.add(ObjectKey::new(&key.namespace, &owner.name));
+    fn wake(&mut self, change: &Changed<ReplicaSet>, queue: &mut Queue<ObjectKey>) {
+        for owner in change.states().filter_map(|set| controller_of(&set.metadata)) {
+            queue.add(ObjectKey::new(&change.key.namespace, &owner.name));
+        }
+        let orphan = change.now.as_ref().filter(|_| self.orphans.contains(&change.key));
+        let Some(orphan) = orphan else { return };
+        for deployment in self.deployments.in_namespace(&change.key.namespace) {
+            let selector = Selector::from_object(&deployment.spec.selector);
+            if selector.matches_labels(orphan.metadata.labels.as_ref()) {
+                queue.add(key_of(deployment.as_ref()));
             }
         }
     }
+}
 
-    fn index(&mut self, key: &ObjectKey, before: Option<&ReplicaSet>) {
-        let owner = |set: &ReplicaSet| controller_of(&set.metadata).map(|owner| owner.uid.clone());
-        let now = self.sets.get(key).map(Arc::as_ref).and_then(owner);
-        self.owned.set(key, before.and_then(owner).as_deref(), now.as_deref());
+impl State {
+    /// The sets that a Deployment controls, and those that it might.
+    fn claim(&self, key: &ObjectKey, deployment: &Deployment) -> SetClaim<'_> {
+        let own = self.owned.of(deployment.metadata.uid.as_deref());
+        let near = self.orphans.range(ObjectKey::new(&key.namespace, "")..);
+        let orphans = near.take_while(|orphan| orphan.namespace == key.namespace);
+        let all = own.chain(orphans).filter_map(|key| self.sets.get(key)).map(Arc::as_ref);
+        plan::claim(deployment, all)
     }
 }
 
 impl Controller for State {
     type Key = ObjectKey;
     const COMPONENT: &'static str = "deployment-controller";
+    const QUEUE: &'static str = "deployment";
 
-    fn queue(&self) -> &Queue<ObjectKey> {
-        &self.queue
-    }
-
-    fn queue_mut(&mut self) -> &mut Queue<ObjectKey> {
-        &mut self.queue
-    }
-
-    fn synced(&self) -> bool {
-        self.deployments.synced() && self.sets.synced()
-    }
-
-    fn plan(&mut self, key: &ObjectKey, now: Timestamp) -> Plan {
-        let Some(deployment) = self.deployments.get(key) else { return Plan::none() };
-        let sets = self.owned.of(deployment.metadata.uid.as_deref());
-        let sets: Vec<_> = sets.filter_map(|key| self.sets.get(key)).map(Arc::as_ref).collect();
-        let plan = plan::plan(deployment, &sets, now);
-        let events = plan.notes.iter().map(|(reason, message)| Happening {
-            about: About::object(deployment.as_ref()),
+    fn plan(&mut self, key: &ObjectKey, now: Timestamp) -> WritePlan {
+        let Some(deployment) = self.deployments.get(key) else { return WritePlan::none() };
+        let claim = self.claim(key, deployment);
+        let settling = settle_ownership(deployment, &claim);
+        if !settling.is_empty() {
+            let again_after = Some(Duration::ZERO);
+            return WritePlan { writes: settling, again_after, ..WritePlan::none() };
+        }
+        let is_taken = |name: &str| self.sets.get(&ObjectKey::new(&key.namespace, name)).is_some();
+        let plan = plan::plan(deployment, &claim.own, &is_taken, now);
+        let events = plan.notes.iter().map(|(reason, message)| EventDraft {
+            about: InvolvedObject::of(deployment.as_ref()),
             severity: Severity::Normal,
             reason: reason.to_string(),
             message: message.clone(),
         });
-        Plan { events: events.collect(), writes: writes(key, deployment, plan), ..Plan::none() }
-    }
-
-    fn record(&mut self, write: &Write, answer: &str) {
-        if write.collection == DEPLOYMENTS {
-            self.deployments.take_in(write, answer);
-        } else if let Some((key, before)) = self.sets.take_in(write, answer) {
-            self.index(&key, before.as_deref());
+        WritePlan {
+            events: events.collect(),
+            again_after: plan.again_after.map(|left| left.max(Duration::from_secs(1))),
+            writes: writes(key, deployment, plan),
+            ..WritePlan::none()
         }
     }
+}
 
-    fn queue_name(_: &ObjectKey) -> &'static str {
-        "deployment"
-    }
+/// The writes that settle whose sets they are.
+fn settle_ownership(deployment: &Deployment, claim: &SetClaim<'_>) -> Vec<Write> {
+    let adopted = json!([controlled_by(deployment)]);
+    let released = json!([{"$patch": "delete", "uid": deployment.metadata.uid}]);
+    let write = |set: &ReplicaSet, owners: &serde_json::Value| {
+        let metadata = json!({"uid": set.metadata.uid, "ownerReferences": owners});
+        Write::strategic(SETS, key_of(set), &json!({"metadata": metadata}))
+    };
+    let adopt = claim.adopt.iter().map(|set| write(set, &adopted));
+    adopt.chain(claim.release.iter().map(|set| write(set, &released))).collect()
 }
 
 fn writes(key: &ObjectKey, deployment: &Deployment, plan: DeploymentPlan) -> Vec<Write> {

@@ -2,42 +2,57 @@
 
 use std::time::Duration;
 
+use futures::FutureExt;
 use k8s_openapi::api::core::v1::Event;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{ApiResource, DeleteParams, DynamicObject, ListParams};
-use kube::{Api, Client, ResourceExt};
-use roadstead_api::look::Look;
-use tokio::time;
-use tracing::debug;
+use kube::api::{ApiResource, DynamicObject, ListParams};
+use kube::{Api, Client};
+use roadstead_schema::json::Pointer;
+use roadstead_watch::informer::key_of;
+use roadstead_watch::queue::Backoff;
+use roadstead_watch::write::{Collection, Write};
+
+use crate::Context;
+use crate::runner::{self, Controller, Inputs, WritePlan};
 
 const LIFETIME: i64 = 3600;
 const LOOK_EVERY: Duration = Duration::from_secs(60);
+const EVENTS: Collection = Collection::of::<Event>();
 
-/// Runs the controller.
-pub async fn run(client: Client) {
-    loop {
-        time::sleep(LOOK_EVERY).await;
-        if let Err(error) = sweep(&client).await {
-            debug!(%error, "old events stay a little longer");
-        }
+pub(crate) async fn run(context: Context) {
+    let client = context.client.clone();
+    // The only key: all events are looked at together.
+    let inputs = Inputs::new().begin_with("old events", LOOK_EVERY);
+    runner::run(context, State { client }, inputs).await;
+}
+
+struct State {
+    client: Client,
+}
+
+impl Controller for State {
+    type Key = &'static str;
+    const COMPONENT: &'static str = "event-ttl-controller";
+    const QUEUE: &'static str = "event_ttl";
+
+    fn plan(&mut self, _: &&'static str, now: Timestamp) -> WritePlan<&'static str> {
+        let survey = Some(find_old(self.client.clone(), now).boxed());
+        WritePlan { survey, again_after: Some(LOOK_EVERY), ..WritePlan::none() }
+    }
+
+    fn backoff(_: &&'static str) -> Backoff {
+        Backoff { first: LOOK_EVERY, longest: LOOK_EVERY }
     }
 }
 
-async fn sweep(client: &Client) -> Result<(), kube::Error> {
+async fn find_old(client: Client, now: Timestamp) -> Result<WritePlan<&'static str>, kube::Error> {
     // Not typed: one event that makes no sense would keep all others.
-    let all: Api<DynamicObject> = Api::all_with(client.clone(), &ApiResource::erase::<Event>(&()));
-    let now = Timestamp::now();
-    for event in all.list(&ListParams::default()).await? {
-        if is_old(&event, now) {
-            let namespace = event.namespace().unwrap_or_default();
-            let api: Api<Event> = crate::within(client, &namespace);
-            match api.delete(&event.name_any(), &DeleteParams::default()).await {
-                Err(error) if !crate::is_gone(&error) => return Err(error),
-                _ => {}
-            }
-        }
-    }
-    Ok(())
+    let all: Api<DynamicObject> = Api::all_with(client, &ApiResource::erase::<Event>(&()));
+    let events = all.list(&ListParams::default()).await?;
+    let old = events.iter().filter(|event| is_old(event, now));
+    let delete =
+        |event: &DynamicObject| Write::delete(EVENTS, key_of(event), event.metadata.uid.as_deref());
+    Ok(WritePlan::writes(old.map(delete).collect()))
 }
 
 /// Whether nobody has seen the event for an hour; one that does not say when is as old as it is.

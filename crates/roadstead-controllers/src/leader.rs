@@ -10,6 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::PostParams;
 use kube::{Api, Client};
+use roadstead_component::lease::LeaseContent;
 use tokio::time::{self, Instant};
 use tracing::{debug, info, warn};
 
@@ -123,13 +124,12 @@ impl Election {
         let was_ours = before.and_then(|b| b.holder_identity.as_ref()) == Some(&self.identity);
         let acquired = before.filter(|_| was_ours).and_then(|before| before.acquire_time.clone());
         let changes = before.and_then(|before| before.lease_transitions).unwrap_or(0);
+        let (holder, duration) = (self.identity.clone(), self.duration);
+        let content = LeaseContent { holder, duration, ..LeaseContent::default() };
         LeaseSpec {
-            holder_identity: Some(self.identity.clone()),
-            lease_duration_seconds: i32::try_from(self.duration.as_secs()).ok(),
             acquire_time: acquired.or_else(|| Some(now.clone())),
-            renew_time: Some(now.clone()),
             lease_transitions: Some(changes + i32::from(before.is_some() && !was_ours)),
-            ..Default::default()
+            ..content.spec(now.0)
         }
     }
 }

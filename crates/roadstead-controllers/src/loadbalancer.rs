@@ -3,21 +3,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{LoadBalancerIngress, Node, Service};
 use k8s_openapi::jiff::Timestamp;
-use kube::{Api, Client};
 use roadstead_api::key::ObjectKey;
 use roadstead_plan::loadbalancer::{self as plan, Balance, FINALIZER, Holders, Input, Pool};
 use roadstead_watch::cache::Cache;
-use roadstead_watch::events::{About, Happening, Severity};
-use roadstead_watch::informer::{Change, Selection, informer};
+use roadstead_watch::events::{EventDraft, InvolvedObject, Severity};
 use roadstead_watch::queue::Queue;
 use roadstead_watch::write::{Collection, Write};
 use serde_json::json;
 
-use crate::metrics::{Metrics, QueueMeter};
-use crate::runner::{self, Controller, Inputs, Plan};
+use crate::Context;
+use crate::runner::{self, Changed, Controller, Inputs, Watches, WritePlan, every};
 
 const SERVICES: Collection = Collection::of::<Service>();
 
@@ -38,16 +37,13 @@ impl Default for Config {
     }
 }
 
-/// Runs the controller.
-pub async fn run(client: Client, config: Config, metrics: Metrics) {
-    let all = Selection::all();
-    let mut inputs = Inputs::new()
-        .follow(informer(Api::<Service>::all(client.clone()), all.clone()), State::service);
+pub(crate) async fn run(context: Context) {
+    let config = context.settings.load_balancer.clone();
+    let mut inputs = Inputs::new().watch(every::<Service>(&context.client));
     if config.pool == Pool::Nodes {
-        inputs = inputs.follow(informer(Api::<Node>::all(client.clone()), all), State::node);
+        inputs = inputs.watch(every::<Node>(&context.client));
     }
     let state = State {
-        queue: Queue::with_meter(QueueMeter::new(metrics.clone(), State::queue_name)),
         config,
         services: Cache::default(),
         nodes: Cache::default(),
@@ -55,12 +51,11 @@ pub async fn run(client: Client, config: Config, metrics: Metrics) {
         holders: Holders::new(),
         failed: BTreeMap::new(),
     };
-    runner::run(client, metrics, state, inputs).await;
+    runner::run(context, state, inputs).await;
 }
 
 struct State {
     config: Config,
-    queue: Queue<ObjectKey>,
     services: Cache<Service>,
     nodes: Cache<Node>,
     addresses: BTreeSet<IpAddr>,
@@ -69,24 +64,19 @@ struct State {
     failed: BTreeMap<ObjectKey, String>,
 }
 
-impl State {
-    fn service(&mut self, change: &Change<Service>) {
-        let Some((key, before)) = self.services.observe(change) else { return };
-        self.hold(&key, before.as_deref());
-        let concerns_us = |service: &Service| is_balanced(service) || plan::has_finalizer(service);
-        if self.services.get(&key).is_some_and(|service| concerns_us(service)) {
-            self.queue.add(key);
-        }
+impl Watches<Service> for State {
+    fn cache(&mut self) -> &mut Cache<Service> {
+        &mut self.services
     }
 
     /// Notes who holds which address; whoever waits for one may try again when one is released.
-    fn hold(&mut self, key: &ObjectKey, before: Option<&Service>) {
-        let now = self.services.get(key).cloned();
-        let what = |service: &Service| (plan::held(service), plan::ports(service));
-        if before.map(what) == now.as_deref().map(what) {
+    fn index(&mut self, change: &Changed<Service>, queue: &mut Queue<ObjectKey>) {
+        let Changed { key, before, now } = change;
+        let what = |service: &Arc<Service>| (plan::held(service), plan::ports(service));
+        if before.as_ref().map(what) == now.as_ref().map(what) {
             return;
         }
-        for address in before.map(plan::held).unwrap_or_default() {
+        for address in before.as_deref().map(plan::held).unwrap_or_default() {
             if let Some(holders) = self.holders.get_mut(&address) {
                 holders.remove(key);
                 if holders.is_empty() {
@@ -99,32 +89,44 @@ impl State {
             self.holders.entry(address).or_default().insert(key.clone(), ports);
         }
         if before.is_some() {
-            self.failed.keys().for_each(|key| self.queue.add(key.clone()));
+            self.failed.keys().for_each(|key| queue.add(key.clone()));
         }
         if now.is_none() {
             self.failed.remove(key);
         }
     }
 
-    fn node(&mut self, change: &Change<Node>) {
-        if self.nodes.observe(change).is_none() {
-            return;
+    fn wake(&mut self, change: &Changed<Service>, queue: &mut Queue<ObjectKey>) {
+        let concerns_us = |service: &Service| is_balanced(service) || plan::has_finalizer(service);
+        if change.now.as_ref().is_some_and(|service| concerns_us(service)) {
+            queue.add(change.key.clone());
         }
+    }
+}
+
+impl Watches<Node> for State {
+    fn cache(&mut self) -> &mut Cache<Node> {
+        &mut self.nodes
+    }
+
+    fn wake(&mut self, _: &Changed<Node>, queue: &mut Queue<ObjectKey>) {
         let nodes = self.nodes.iter().flat_map(|(_, node)| plan::node_addresses(node));
         let addresses = nodes.collect();
         if self.addresses != addresses {
             self.addresses = addresses;
             let balanced = self.services.iter().filter(|(_, service)| is_balanced(service));
-            balanced.for_each(|(key, _)| self.queue.add(key.clone()));
+            balanced.for_each(|(key, _)| queue.add(key.clone()));
         }
     }
+}
 
+impl State {
     fn ensure(
         &mut self,
         key: &ObjectKey,
         service: &Service,
         wanted: &[LoadBalancerIngress],
-    ) -> Plan {
+    ) -> WritePlan {
         let mut writes = Vec::new();
         if !plan::has_finalizer(service) {
             writes.push(finalizers(key, service, true));
@@ -146,19 +148,19 @@ impl State {
         };
         let events =
             told.iter().map(|(reason, text)| tell(service, Severity::Normal, reason, text));
-        Plan { writes, events: events.collect(), ..Plan::none() }
+        WritePlan { writes, events: events.collect(), ..WritePlan::none() }
     }
 
-    fn fail(&mut self, key: &ObjectKey, service: &Service, why: String) -> Plan {
+    fn fail(&mut self, key: &ObjectKey, service: &Service, why: String) -> WritePlan {
         let known = self.failed.insert(key.clone(), why.clone());
         let text = format!("Error syncing load balancer: {why}");
         let event = || tell(service, Severity::Warning, "SyncLoadBalancerFailed", &text);
         let events = (known != Some(why)).then(event).into_iter().collect();
         let writes = (!ingress(service).is_empty()).then(|| status(key, &[])).into_iter().collect();
-        Plan { writes, events, ..Plan::none() }
+        WritePlan { writes, events, ..WritePlan::none() }
     }
 
-    fn release(&mut self, key: &ObjectKey, service: &Service) -> Plan {
+    fn release(&mut self, key: &ObjectKey, service: &Service) -> WritePlan {
         self.failed.remove(key);
         let mut writes = Vec::new();
         if !ingress(service).is_empty() {
@@ -170,30 +172,19 @@ impl State {
             ("DeletedLoadBalancer", "Deleted load balancer"),
         ];
         let events = told.map(|(reason, text)| tell(service, Severity::Normal, reason, text));
-        Plan { writes, events: events.into(), ..Plan::none() }
+        WritePlan { writes, events: events.into(), ..WritePlan::none() }
     }
 }
 
 impl Controller for State {
     type Key = ObjectKey;
     const COMPONENT: &'static str = "service-controller";
+    const QUEUE: &'static str = "service";
     // What one Service gets, another cannot have.
     const WORKERS: usize = 1;
 
-    fn queue(&self) -> &Queue<ObjectKey> {
-        &self.queue
-    }
-
-    fn queue_mut(&mut self) -> &mut Queue<ObjectKey> {
-        &mut self.queue
-    }
-
-    fn synced(&self) -> bool {
-        self.services.synced() && (self.config.pool != Pool::Nodes || self.nodes.synced())
-    }
-
-    fn plan(&mut self, key: &ObjectKey, _: Timestamp) -> Plan {
-        let Some(service) = self.services.get(key).cloned() else { return Plan::none() };
+    fn plan(&mut self, key: &ObjectKey, _: Timestamp) -> WritePlan {
+        let Some(service) = self.services.get(key).cloned() else { return WritePlan::none() };
         let balance = plan::plan(&Input {
             service: &service,
             key,
@@ -204,21 +195,11 @@ impl Controller for State {
             ip_mode: &self.config.ip_mode,
         });
         match balance {
-            Balance::Ignore => Plan::none(),
+            Balance::Ignore => WritePlan::none(),
             Balance::Ensure(wanted) => self.ensure(key, &service, &wanted),
             Balance::Fail(why) => self.fail(key, &service, why),
             Balance::Release => self.release(key, &service),
         }
-    }
-
-    fn record(&mut self, write: &Write, answer: &str) {
-        if let Some((key, before)) = self.services.take_in(write, answer) {
-            self.hold(&key, before.as_deref());
-        }
-    }
-
-    fn queue_name(_: &ObjectKey) -> &'static str {
-        "service"
     }
 }
 
@@ -249,7 +230,7 @@ fn finalizers(key: &ObjectKey, service: &Service, ours: bool) -> Write {
     Write::merge(SERVICES, key.clone(), &patch)
 }
 
-fn tell(service: &Service, severity: Severity, reason: &str, message: &str) -> Happening {
+fn tell(service: &Service, severity: Severity, reason: &str, message: &str) -> EventDraft {
     let (reason, message) = (reason.to_owned(), message.to_owned());
-    Happening { about: About::object(service), severity, reason, message }
+    EventDraft { about: InvolvedObject::of(service), severity, reason, message }
 }

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::encoding::text::encode_registry;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
-use prometheus_client::registry::{Metric, Registry};
+use prometheus_client::registry::Registry;
+use roadstead_component::metrics::{Histograms, Register, text};
 use roadstead_watch::queue::Meter;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -45,22 +45,26 @@ pub struct Metrics(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     registry: Registry,
-    adds: Family<QueueLabels, Counter>,
-    depth: Family<QueueLabels, Gauge>,
-    retries: Family<QueueLabels, Counter>,
-    waited: Family<QueueLabels, Histogram>,
-    worked: Family<QueueLabels, Histogram>,
+    queues: QueueMetrics,
     slices: SliceMetrics,
     mirror: SliceMetrics,
-    skipped: Histogram,
-    updated: Histogram,
-    sync_duration: Histogram,
-    changed_per_sync: Family<TopologyLabels, Histogram>,
+    mirroring: MirroringMetrics,
+    changed_per_sync: Histograms<TopologyLabels>,
     by_distribution: Family<DistributionLabels, Gauge>,
 }
 
+/// What every queue counts.
+#[derive(Debug)]
+struct QueueMetrics {
+    adds: Family<QueueLabels, Counter>,
+    depth: Family<QueueLabels, Gauge>,
+    retries: Family<QueueLabels, Counter>,
+    waited: Histograms<QueueLabels>,
+    worked: Histograms<QueueLabels>,
+}
+
 /// What both controllers of slices count.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct SliceMetrics {
     added: Histogram,
     removed: Histogram,
@@ -70,6 +74,14 @@ struct SliceMetrics {
     // Upstream's names for these two have no `_total`, which the library would add to a counter.
     changes: Family<OperationLabels, Gauge>,
     syncs: Family<ResultLabels, Gauge>,
+}
+
+/// What only the one counts that mirrors.
+#[derive(Debug)]
+struct MirroringMetrics {
+    skipped: Histogram,
+    updated: Histogram,
+    sync_duration: Histogram,
 }
 
 /// Upstream's buckets: from 10 ns to 10 s.
@@ -85,78 +97,73 @@ fn changed() -> Histogram {
     Histogram::new([0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0])
 }
 
-fn register<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: &M) {
-    registry.register(name, help, metric.clone());
+impl QueueMetrics {
+    fn new(all: &mut Register<'_>) -> Self {
+        Self {
+            adds: all.metric("workqueue_adds", "Keys that became due"),
+            depth: all.metric("workqueue_depth", "Keys that are due"),
+            retries: all.metric("workqueue_retries", "Keys that failed"),
+            waited: all.histograms(
+                "workqueue_queue_duration_seconds",
+                "Time in the queue",
+                seconds,
+            ),
+            worked: all.histograms("workqueue_work_duration_seconds", "Time of the work", seconds),
+        }
+    }
 }
 
 impl SliceMetrics {
-    fn new(registry: &mut Registry, prefix: &str) -> Self {
-        let metrics = Self {
-            added: powers_of_two(),
-            removed: powers_of_two(),
-            endpoints: Gauge::default(),
-            slices: Gauge::default(),
-            desired: Gauge::default(),
-            changes: Family::default(),
-            syncs: Family::default(),
-        };
+    fn new(all: &mut Register<'_>, prefix: &str) -> Self {
         let name = |rest: &str| format!("{prefix}_{rest}");
-        let m = &metrics;
-        register(registry, &name("endpoints_added_per_sync"), "Endpoints added", &m.added);
-        register(registry, &name("endpoints_removed_per_sync"), "Endpoints removed", &m.removed);
-        register(registry, &name("endpoints_desired"), "Endpoints wanted", &m.endpoints);
-        register(registry, &name("num_endpoint_slices"), "Slices that there are", &m.slices);
-        register(registry, &name("desired_endpoint_slices"), "Slices that would do", &m.desired);
-        register(registry, &name("changes"), "Writes of slices", &m.changes);
-        register(registry, &name("syncs"), "Syncs by their result", &m.syncs);
-        metrics
+        let two = powers_of_two;
+        Self {
+            added: all.add(&name("endpoints_added_per_sync"), "Endpoints added", two()),
+            removed: all.add(&name("endpoints_removed_per_sync"), "Endpoints removed", two()),
+            endpoints: all.metric(&name("endpoints_desired"), "Endpoints wanted"),
+            slices: all.metric(&name("num_endpoint_slices"), "Slices that there are"),
+            desired: all.metric(&name("desired_endpoint_slices"), "Slices that would do"),
+            changes: all.metric(&name("changes"), "Writes of slices"),
+            syncs: all.metric(&name("syncs"), "Syncs by their result"),
+        }
     }
 }
+
+impl MirroringMetrics {
+    fn new(all: &mut Register<'_>) -> Self {
+        let name = |rest: &str| format!("{MIRRORING}_{rest}");
+        let two = powers_of_two;
+        Self {
+            skipped: all.add(&name("addresses_skipped_per_sync"), "Over the limit", two()),
+            updated: all.add(&name("endpoints_updated_per_sync"), "Endpoints changed", two()),
+            sync_duration: all.add(&name("endpoints_sync_duration"), "Time of a sync", seconds()),
+        }
+    }
+}
+
+const SLICES: &str = "endpoint_slice_controller";
+const MIRRORING: &str = "endpoint_slice_mirroring_controller";
 
 impl Default for Inner {
     fn default() -> Self {
         let mut registry = Registry::default();
-        let slices = SliceMetrics::new(&mut registry, "endpoint_slice_controller");
-        let mirror = SliceMetrics::new(&mut registry, "endpoint_slice_mirroring_controller");
-        let inner = Self {
-            adds: Family::default(),
-            depth: Family::default(),
-            retries: Family::default(),
-            waited: Family::new_with_constructor(seconds),
-            worked: Family::new_with_constructor(seconds),
-            slices,
-            mirror,
-            skipped: powers_of_two(),
-            updated: powers_of_two(),
-            sync_duration: seconds(),
-            changed_per_sync: Family::new_with_constructor(changed),
-            by_distribution: Family::default(),
-            registry: Registry::default(),
-        };
-        let r = &mut registry;
-        register(r, "workqueue_adds", "Keys that became due", &inner.adds);
-        register(r, "workqueue_depth", "Keys that are due", &inner.depth);
-        register(r, "workqueue_retries", "Keys that failed", &inner.retries);
-        register(r, "workqueue_queue_duration_seconds", "Time in the queue", &inner.waited);
-        register(r, "workqueue_work_duration_seconds", "Time of the work", &inner.worked);
-        let mirror = "endpoint_slice_mirroring_controller";
-        let name = |rest: &str| format!("{mirror}_{rest}");
-        register(r, &name("addresses_skipped_per_sync"), "Over the limit", &inner.skipped);
-        register(r, &name("endpoints_updated_per_sync"), "Endpoints changed", &inner.updated);
-        register(r, &name("endpoints_sync_duration"), "Time of a sync", &inner.sync_duration);
-        let slices = "endpoint_slice_controller";
-        let name = |rest: &str| format!("{slices}_{rest}");
-        let per_sync = &inner.changed_per_sync;
-        register(r, &name("endpointslices_changed_per_sync"), "Slices changed", per_sync);
-        let by = &inner.by_distribution;
-        register(r, &name("services_count_by_traffic_distribution"), "Services", by);
-        Self { registry, ..inner }
+        let all = &mut Register(&mut registry);
+        let name = |rest: &str| format!("{SLICES}_{rest}");
+        let slices = SliceMetrics::new(all, SLICES);
+        let mirror = SliceMetrics::new(all, MIRRORING);
+        let queues = QueueMetrics::new(all);
+        let mirroring = MirroringMetrics::new(all);
+        let per_sync = name("endpointslices_changed_per_sync");
+        let changed_per_sync = all.histograms(&per_sync, "Slices changed", changed);
+        let by_distribution =
+            all.metric(&name("services_count_by_traffic_distribution"), "Services");
+        Self { registry, queues, slices, mirror, mirroring, changed_per_sync, by_distribution }
     }
 }
 
 /// The two controllers that write slices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Writer {
+pub(crate) enum SliceWriter {
     /// From pods.
     Slices,
     /// From Endpoints.
@@ -165,7 +172,7 @@ pub enum Writer {
 
 /// Endpoints wanted, slices there, slices that would do: of one Service or of all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Totals {
+pub(crate) struct Totals {
     /// Endpoints wanted.
     pub endpoints: usize,
     /// Slices that there are.
@@ -196,24 +203,25 @@ pub struct Sync {
 impl Metrics {
     /// Everything, in the text format that Prometheus reads.
     pub fn text(&self) -> String {
-        let mut text = String::new();
-        // Writing into a string cannot fail.
-        let _ = encode_registry(&mut text, &self.0.registry);
-        text
+        text(&self.0.registry)
     }
 
     pub(crate) fn worked(&self, queue: &'static str, took: Duration) {
-        self.0.worked.get_or_create(&QueueLabels { name: queue }).observe(took.as_secs_f64());
+        self.0
+            .queues
+            .worked
+            .get_or_create(&QueueLabels { name: queue })
+            .observe(took.as_secs_f64());
     }
 
-    fn of(&self, writer: Writer) -> &SliceMetrics {
+    fn of(&self, writer: SliceWriter) -> &SliceMetrics {
         match writer {
-            Writer::Slices => &self.0.slices,
-            Writer::Mirror => &self.0.mirror,
+            SliceWriter::Slices => &self.0.slices,
+            SliceWriter::Mirror => &self.0.mirror,
         }
     }
 
-    pub(crate) fn synced(&self, writer: Writer, sync: &Sync) {
+    pub(crate) fn synced(&self, writer: SliceWriter, sync: &Sync) {
         let metrics = self.of(writer);
         metrics.added.observe(sync.added as f64);
         metrics.removed.observe(sync.removed as f64);
@@ -221,7 +229,7 @@ impl Metrics {
         for (operation, count) in all.into_iter().filter(|(_, count)| *count > 0) {
             metrics.changes.get_or_create(&OperationLabels { operation }).inc_by(count as i64);
         }
-        if writer == Writer::Slices {
+        if writer == SliceWriter::Slices {
             let (topology, traffic_distribution) = (sync.topology, sync.traffic_distribution);
             let labels = TopologyLabels { topology, traffic_distribution };
             let changed = sync.created + sync.updated + sync.deleted;
@@ -230,17 +238,17 @@ impl Metrics {
     }
 
     pub(crate) fn mirrored(&self, skipped: usize, updated: usize, took: Duration) {
-        self.0.skipped.observe(skipped as f64);
-        self.0.updated.observe(updated as f64);
-        self.0.sync_duration.observe(took.as_secs_f64());
+        self.0.mirroring.skipped.observe(skipped as f64);
+        self.0.mirroring.updated.observe(updated as f64);
+        self.0.mirroring.sync_duration.observe(took.as_secs_f64());
     }
 
-    pub(crate) fn result(&self, writer: Writer, result: &'static str) {
+    pub(crate) fn result(&self, writer: SliceWriter, result: &'static str) {
         self.of(writer).syncs.get_or_create(&ResultLabels { result }).inc();
     }
 
     /// Takes in how much one Service more or less makes of the totals.
-    pub(crate) fn total(&self, writer: Writer, before: Totals, now: Totals) {
+    pub(crate) fn total(&self, writer: SliceWriter, before: Totals, now: Totals) {
         let metrics = self.of(writer);
         let difference = |before: usize, now: usize| now as i64 - before as i64;
         metrics.endpoints.inc_by(difference(before.endpoints, now.endpoints));
@@ -255,14 +263,14 @@ impl Metrics {
 }
 
 /// Counts for one queue, or for several whose names depend on the key.
-pub struct QueueMeter<K> {
+pub(crate) struct QueueMeter<K> {
     metrics: Metrics,
     name: fn(&K) -> &'static str,
 }
 
 impl<K> QueueMeter<K> {
     /// A meter; `name` says in which queue a key is.
-    pub fn new(metrics: Metrics, name: fn(&K) -> &'static str) -> Arc<Self> {
+    pub(crate) fn new(metrics: Metrics, name: fn(&K) -> &'static str) -> Arc<Self> {
         Arc::new(Self { metrics, name })
     }
 
@@ -274,18 +282,18 @@ impl<K> QueueMeter<K> {
 impl<K> Meter<K> for QueueMeter<K> {
     fn added(&self, key: &K) {
         let labels = self.labels(key);
-        self.metrics.0.adds.get_or_create(&labels).inc();
-        self.metrics.0.depth.get_or_create(&labels).inc();
+        self.metrics.0.queues.adds.get_or_create(&labels).inc();
+        self.metrics.0.queues.depth.get_or_create(&labels).inc();
     }
 
     fn taken(&self, key: &K, waited: Duration) {
         let labels = self.labels(key);
-        self.metrics.0.depth.get_or_create(&labels).dec();
-        self.metrics.0.waited.get_or_create(&labels).observe(waited.as_secs_f64());
+        self.metrics.0.queues.depth.get_or_create(&labels).dec();
+        self.metrics.0.queues.waited.get_or_create(&labels).observe(waited.as_secs_f64());
     }
 
     fn retried(&self, key: &K) {
-        self.metrics.0.retries.get_or_create(&self.labels(key)).inc();
+        self.metrics.0.queues.retries.get_or_create(&self.labels(key)).inc();
     }
 }
 
@@ -303,11 +311,13 @@ mod tests {
         queue.add(2);
         queue.pop();
         metrics.worked("endpoint_slice", Duration::from_millis(2));
-        metrics
-            .synced(Writer::Slices, &Sync { created: 2, topology: "Disabled", ..Sync::default() });
-        metrics.result(Writer::Slices, "success");
+        metrics.synced(
+            SliceWriter::Slices,
+            &Sync { created: 2, topology: "Disabled", ..Sync::default() },
+        );
+        metrics.result(SliceWriter::Slices, "success");
         metrics.total(
-            Writer::Slices,
+            SliceWriter::Slices,
             Totals::default(),
             Totals { endpoints: 7, slices: 1, desired: 1 },
         );

@@ -1,55 +1,74 @@
 //! The namespace controller: empties a namespace that is being deleted, then lets it go.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use futures::StreamExt;
+use futures::FutureExt;
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, DynamicObject, ListParams};
 use kube::core::ApiResource;
+use kube::discovery::verbs;
 use kube::{Api, Client};
 use roadstead_api::key::ObjectKey;
 use roadstead_plan::namespace::{Content, plan_conditions};
 use roadstead_watch::cache::Cache;
-use roadstead_watch::informer::{Selection, informer};
+use roadstead_watch::discovery::discover;
+use roadstead_watch::events::EventDraft;
+use roadstead_watch::informer::key_of;
 use roadstead_watch::queue::Queue;
+use roadstead_watch::write::{Collection, Write};
 use serde_json::json;
-use tracing::{info, warn};
+use tracing::info;
 
-use crate::kinds;
+use crate::Context;
+use crate::runner::{self, Changed, Controller, Inputs, Watches, WritePlan, every};
 
 /// How soon a namespace that is not empty yet is looked at again: pods take time to stop.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
+const FINALIZE: &str = "finalize";
+const NAMESPACES: Collection = Collection::of::<Namespace>();
 
-/// Runs the controller.
-pub async fn run(client: Client) {
-    let mut changes = informer(Api::<Namespace>::all(client.clone()), Selection::all());
-    let mut namespaces = Cache::default();
-    let mut queue: Queue<ObjectKey> = Queue::default();
-    loop {
-        tokio::select! {
-            biased;
-            Some(change) = changes.next() => {
-                if let Some((key, _)) = namespaces.observe(&change)
-                    && namespaces.get(&key).is_some_and(|namespace| is_leaving(namespace))
-                {
-                    queue.add(key);
-                }
-            }
-            () = queue.ready() => {
-                let Some(key) = queue.pop() else { continue };
-                let Some(namespace) = namespaces.get(&key).cloned() else { continue };
-                match empty(&client, &namespace).await {
-                    Ok(Emptied::Released) => queue.succeeded(&key),
-                    Ok(Emptied::Waits) => queue.add_after(key, LOOK_AGAIN),
-                    Ok(Emptied::Failed) => drop(queue.retry(key)),
-                    Err(error) => {
-                        let again_in = queue.retry(key.clone());
-                        warn!(namespace = %key, %error, ?again_in, "namespace not emptied");
-                    }
-                }
-            }
+pub(crate) async fn run(context: Context) {
+    let client = context.client.clone();
+    let inputs = Inputs::new().watch(every::<Namespace>(&client));
+    runner::run(context, State { client, namespaces: Cache::default() }, inputs).await;
+}
+
+struct State {
+    client: Client,
+    namespaces: Cache<Namespace>,
+}
+
+impl Watches<Namespace> for State {
+    fn cache(&mut self) -> &mut Cache<Namespace> {
+        &mut self.namespaces
+    }
+
+    fn wake(&mut self, change: &Changed<Namespace>, queue: &mut Queue<ObjectKey>) {
+        if change.now.as_ref().is_some_and(|namespace| is_leaving(namespace)) {
+            queue.add(change.key.clone());
         }
+    }
+}
+
+impl Controller for State {
+    type Key = ObjectKey;
+    const COMPONENT: &'static str = "namespace-controller";
+    const QUEUE: &'static str = "namespace";
+
+    fn plan(&mut self, key: &ObjectKey, now: Timestamp) -> WritePlan {
+        let namespace = self.namespaces.get(key).filter(|namespace| is_leaving(namespace));
+        let Some(namespace) = namespace.cloned() else { return WritePlan::none() };
+        let survey = empty(self.client.clone(), namespace, now).boxed();
+        WritePlan { survey: Some(survey), ..WritePlan::none() }
+    }
+
+    fn written(&mut self, write: &Write, _: &str) -> Option<EventDraft> {
+        if write.subresource == FINALIZE {
+            info!(namespace = write.key.name, "namespace deleted");
+        }
+        None
     }
 }
 
@@ -60,26 +79,23 @@ fn is_leaving(namespace: &Namespace) -> bool {
     namespace.metadata.deletion_timestamp.is_some() && held
 }
 
-/// What became of a namespace.
-enum Emptied {
-    /// It was empty, and has been let go.
-    Released,
-    /// Something takes its time to go.
-    Waits,
-    /// Something could not be deleted.
-    Failed,
-}
-
 /// Deletes what is left, tells what that was, and lets the namespace go if it was nothing.
-async fn empty(client: &Client, namespace: &Namespace) -> Result<Emptied, kube::Error> {
-    let name = namespace.metadata.name.as_deref().unwrap_or("");
-    let content = content(client, name).await;
+async fn empty(
+    client: Client,
+    namespace: Arc<Namespace>,
+    now: Timestamp,
+) -> Result<WritePlan, kube::Error> {
+    let content = content(&client, namespace.metadata.name.as_deref().unwrap_or("")).await;
     if content.is_empty() {
-        return release(client, namespace).await.map(|()| Emptied::Released);
+        return Ok(WritePlan::writes(vec![release(&namespace)]));
     }
-    tell(client, namespace, &content).await?;
     let failed = content.undiscovered.is_some() || !content.failures.is_empty();
-    Ok(if failed { Emptied::Failed } else { Emptied::Waits })
+    Ok(WritePlan {
+        writes: conditions(&namespace, &content, now).into_iter().collect(),
+        again_after: (!failed).then_some(LOOK_AGAIN),
+        incomplete: failed.then(|| "something could not be deleted".to_owned()),
+        ..WritePlan::none()
+    })
 }
 
 /// Deletes what is left of every kind, whatever happens to the others. Pods go first, and nothing
@@ -87,12 +103,14 @@ async fn empty(client: &Client, namespace: &Namespace) -> Result<Emptied, kube::
 /// them (KEP-5080).
 async fn content(client: &Client, namespace: &str) -> Content {
     let mut content = Content::default();
-    let kinds = kinds::in_namespaces(client).await.unwrap_or_else(|error| {
+    let kinds = discover(client, &[verbs::LIST, verbs::DELETE_COLLECTION]).await;
+    let kinds = kinds.unwrap_or_else(|error| {
         content.undiscovered = Some(error.to_string());
         Vec::new()
     });
+    let kinds = kinds.iter().filter(|kind| kind.namespaced).map(|kind| &kind.resource);
     let is_pods = |kind: &&ApiResource| kind.plural == "pods" && kind.group.is_empty();
-    let (pods, others): (Vec<_>, Vec<_>) = kinds.iter().partition(is_pods);
+    let (pods, others): (Vec<_>, Vec<_>) = kinds.partition(is_pods);
     for resource in pods {
         match delete(client, namespace, resource, &mut content).await {
             Ok(0) => {}
@@ -139,39 +157,23 @@ async fn delete(
     Ok(count)
 }
 
-/// Writes the conditions, if they changed.
-async fn tell(
-    client: &Client,
-    namespace: &Namespace,
-    content: &Content,
-) -> Result<(), kube::Error> {
+/// The write of the conditions, if they changed.
+fn conditions(namespace: &Namespace, content: &Content, now: Timestamp) -> Option<Write> {
     let present = namespace.status.as_ref().and_then(|status| status.conditions.clone());
     let present = present.unwrap_or_default();
-    let conditions = plan_conditions(content, &present, Timestamp::now());
-    if conditions == present {
-        return Ok(());
-    }
-    let api: Api<Namespace> = Api::all(client.clone());
-    let patch = Patch::Merge(json!({"status": {"conditions": conditions}}));
-    let name = namespace.metadata.name.as_deref().unwrap_or("");
-    let told = api.patch_status(name, &PatchParams::default(), &patch).await;
-    told.map(drop).or_else(|error| if crate::is_gone(&error) { Ok(()) } else { Err(error) })
+    let conditions = plan_conditions(content, &present, now);
+    let patch = json!({"status": {"conditions": conditions}});
+    let write = || Write::merge(NAMESPACES, key_of(namespace), &patch).to("status");
+    (conditions != present).then(|| write().only_if_unchanged())
 }
 
-async fn release(client: &Client, namespace: &Namespace) -> Result<(), kube::Error> {
+fn release(namespace: &Namespace) -> Write {
     let mut released = namespace.clone();
-    let name = released.metadata.name.clone().unwrap_or_default();
     // The conditions have changed it since: the emptiness is what counts.
     released.metadata.resource_version = None;
     if let Some(spec) = &mut released.spec {
         let finalizers = spec.finalizers.iter().flatten();
         spec.finalizers = Some(finalizers.filter(|own| *own != "kubernetes").cloned().collect());
     }
-    let api: Api<Namespace> = Api::all(client.clone());
-    match api.replace_subresource("finalize", &name, &PostParams::default(), &released).await {
-        Ok(_) => info!(namespace = name, "namespace deleted"),
-        Err(kube::Error::Api(status)) if status.code == 404 => {}
-        Err(error) => return Err(error),
-    }
-    Ok(())
+    Write::replace(key_of(namespace), &released).to(FINALIZE)
 }

@@ -13,22 +13,22 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::{Api, Client, ResourceExt};
 use roadstead_api::key::ObjectKey;
-use roadstead_plan::backend::Backend;
-use roadstead_plan::node_health::{self as plan, Signs};
+use roadstead_plan::disruption_target::{Disruption, condition};
+use roadstead_plan::node_lifecycle::{self as plan, Heartbeats};
 use roadstead_watch::cache::Cache;
-use roadstead_watch::events::{About, Happening, Severity};
-use roadstead_watch::informer::{Change, Selection, informer};
+use roadstead_watch::events::{EventDraft, InvolvedObject, Severity};
+use roadstead_watch::informer::{Selection, informer};
 use roadstead_watch::queue::Queue;
 use roadstead_watch::write::{Collection, Write, read};
 use serde::Deserialize;
 use serde_json::json;
 use tokio::time::Instant;
 
-use crate::metrics::{Metrics, QueueMeter};
-use crate::runner::{self, Controller, Inputs, Plan, Surveyed};
+use crate::Context;
+use crate::pods::PODS;
+use crate::runner::{self, Changed, Controller, Inputs, Watches, WritePlan, every};
 
 const NODES: Collection = Collection::of::<Node>();
-const PODS: Collection = Collection::of::<Backend>();
 /// How often the pods of a lost node are looked at.
 const LOOK_AT_LOST_EVERY: Duration = Duration::from_secs(1);
 const LEASES: &str = "kube-node-lease";
@@ -46,33 +46,55 @@ impl Default for Config {
     }
 }
 
-/// Runs the controller.
-pub async fn run(client: Client, config: Config, metrics: Metrics) {
-    let all = Selection::all();
+pub(crate) async fn run(context: Context) {
+    let client = context.client.clone();
     let leases: Api<Lease> = Api::namespaced(client.clone(), LEASES);
-    let inputs = Inputs::new()
-        .follow(informer(Api::<Node>::all(client.clone()), all.clone()), State::node)
-        .follow(informer(leases, all), State::lease);
+    let inputs =
+        Inputs::new().watch(every::<Node>(&client)).watch(informer(leases, Selection::all()));
     let state = State {
-        config,
-        client: client.clone(),
-        queue: Queue::with_meter(QueueMeter::new(metrics.clone(), State::queue_name)),
+        config: context.settings.node_lifecycle.clone(),
+        client,
         nodes: Cache::default(),
         leases: Cache::default(),
-        signs: Signs::default(),
+        heartbeats: Heartbeats::default(),
         began: (Timestamp::now(), Instant::now()),
     };
-    runner::run(client, metrics, state, inputs).await;
+    runner::run(context, state, inputs).await;
 }
 
 struct State {
     config: Config,
     client: Client,
-    queue: Queue<ObjectKey>,
     nodes: Cache<Node>,
     leases: Cache<Lease>,
-    signs: Signs,
+    heartbeats: Heartbeats,
     began: (Timestamp, Instant),
+}
+
+impl Watches<Node> for State {
+    fn cache(&mut self) -> &mut Cache<Node> {
+        &mut self.nodes
+    }
+
+    fn wake(&mut self, change: &Changed<Node>, queue: &mut Queue<ObjectKey>) {
+        match &change.now {
+            Some(node) => self.heard(&change.key.name, node),
+            None => self.heartbeats.forget(&change.key.name),
+        }
+        queue.add(change.key.clone());
+    }
+}
+
+impl Watches<Lease> for State {
+    fn cache(&mut self) -> &mut Cache<Lease> {
+        &mut self.leases
+    }
+
+    fn wake(&mut self, change: &Changed<Lease>, _: &mut Queue<ObjectKey>) {
+        if let Some(node) = self.nodes.get(&ObjectKey::new("", &change.key.name)).cloned() {
+            self.heard(&change.key.name, &node);
+        }
+    }
 }
 
 impl State {
@@ -80,23 +102,6 @@ impl State {
     fn now(&self) -> Timestamp {
         let passed = SignedDuration::try_from(self.began.1.elapsed());
         self.began.0.saturating_add(passed.unwrap_or(SignedDuration::MAX)).unwrap_or(Timestamp::MAX)
-    }
-
-    fn node(&mut self, change: &Change<Node>) {
-        let Some((key, _)) = self.nodes.observe(change) else { return };
-        match self.nodes.get(&key).cloned() {
-            Some(node) => self.heard(&key.name, &node),
-            None => self.signs.forget(&key.name),
-        }
-        self.queue.add(key);
-    }
-
-    fn lease(&mut self, change: &Change<Lease>) {
-        let Some((key, _)) = self.leases.observe(change) else { return };
-        let key = ObjectKey::new("", key.name);
-        if let Some(node) = self.nodes.get(&key).cloned() {
-            self.heard(&key.name, &node);
-        }
     }
 
     /// A renewed lease and a new heartbeat are signs of life; our own writes are not.
@@ -108,55 +113,44 @@ impl State {
         let ready = conditions.into_iter().flatten().find(|condition| condition.type_ == "Ready");
         let beat = ready.and_then(|ready| ready.last_heartbeat_time.as_ref());
         let beat = beat.map(|time| time.0.to_string()).unwrap_or_default();
-        self.signs.observe(name, format!("{renewed} {beat}"), self.now());
+        self.heartbeats.observe(name, format!("{renewed} {beat}"), self.now());
     }
 }
 
 impl Controller for State {
     type Key = ObjectKey;
     const COMPONENT: &'static str = "node-controller";
+    const QUEUE: &'static str = "node_lifecycle_controller";
 
-    fn queue(&self) -> &Queue<ObjectKey> {
-        &self.queue
-    }
-
-    fn queue_mut(&mut self) -> &mut Queue<ObjectKey> {
-        &mut self.queue
-    }
-
-    fn synced(&self) -> bool {
-        self.nodes.synced() && self.leases.synced()
-    }
-
-    fn plan(&mut self, key: &ObjectKey, _: Timestamp) -> Plan {
+    fn plan(&mut self, key: &ObjectKey, _: Timestamp) -> WritePlan {
         let now = self.now();
-        let Some(node) = self.nodes.get(key).cloned() else { return Plan::none() };
+        let Some(node) = self.nodes.get(key).cloned() else { return WritePlan::none() };
         let grace =
             SignedDuration::try_from(self.config.grace_period).unwrap_or(SignedDuration::MAX);
-        let last = self.signs.last(&key.name).unwrap_or(now);
+        let last = self.heartbeats.last(&key.name).unwrap_or(now);
         let silent = plan::silenced(&node, last, grace, now);
         if let Some(conditions) = silent {
             let patch = json!({"status": {"conditions": conditions}});
-            let event = Happening {
-                about: About::object(node.as_ref()),
+            let event = EventDraft {
+                about: InvolvedObject::of(node.as_ref()),
                 severity: Severity::Normal,
                 reason: "NodeNotReady".into(),
                 message: format!("Node {} status is now: NodeNotReady", key.name),
             };
-            return Plan {
+            return WritePlan {
                 writes: vec![Write::strategic(NODES, key.clone(), &patch).to("status")],
                 events: vec![event],
                 again_after: Some(Duration::ZERO),
-                ..Plan::none()
+                ..WritePlan::none()
             };
         }
         if let Some(taints) = plan::taints(&node, now) {
             let patch = json!({"metadata": {"resourceVersion": node.metadata.resource_version},
                 "spec": {"taints": taints}});
-            return Plan {
+            return WritePlan {
                 writes: vec![Write::merge(NODES, key.clone(), &patch)],
                 again_after: Some(Duration::ZERO),
-                ..Plan::none()
+                ..WritePlan::none()
             };
         }
         let deadline = last.saturating_add(grace).unwrap_or(Timestamp::MAX);
@@ -171,17 +165,7 @@ impl Controller for State {
         });
         let survey =
             (is_lost || is_tainted).then(|| survey(self.client.clone(), node, now).boxed());
-        Plan { survey, again_after: Some(pause), ..Plan::none() }
-    }
-
-    fn record(&mut self, write: &Write, answer: &str) {
-        if write.collection == NODES {
-            self.nodes.take_in(write, answer);
-        }
-    }
-
-    fn queue_name(_: &ObjectKey) -> &'static str {
-        "node_lifecycle_controller"
+        WritePlan { survey, again_after: Some(pause), ..WritePlan::none() }
     }
 }
 
@@ -222,17 +206,18 @@ impl Resident {
         self.status.conditions.iter().any(|c| c.type_ == "Ready" && c.status == "True")
     }
 
-    fn tell(&self, severity: Severity, reason: &str, message: String) -> Happening {
+    fn tell(&self, severity: Severity, reason: &str, message: String) -> EventDraft {
         let ObjectKey { namespace, name } = self.key();
         let uid = self.metadata.uid.clone().unwrap_or_default();
-        let (api_version, kind) = (PODS.api_version.to_owned(), PODS.kind.to_owned());
-        let about = About { api_version, kind, namespace, name, uid, field: String::new() };
-        Happening { about, severity, reason: reason.to_owned(), message }
+        let (api_version, kind) = (PODS.api_version.into_owned(), PODS.kind.into_owned());
+        let about =
+            InvolvedObject { api_version, kind, namespace, name, uid, field: String::new() };
+        EventDraft { about, severity, reason: reason.to_owned(), message }
     }
 }
 
 /// The writes that the pods of a node in trouble need.
-async fn survey(client: Client, node: Arc<Node>, now: Timestamp) -> Surveyed {
+async fn survey(client: Client, node: Arc<Node>, now: Timestamp) -> Result<WritePlan, kube::Error> {
     let path = format!("/api/v1/pods?fieldSelector=spec.nodeName%3D{}", node.name_any());
     let found: Residents = read(&client, &path).await?;
     let taints = node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default();
@@ -247,12 +232,20 @@ async fn survey(client: Client, node: Arc<Node>, now: Timestamp) -> Surveyed {
         let leaves = plan::leaves_at(&taints, &pod.spec.tolerations, now);
         let is_going = pod.metadata.deletion_timestamp.is_some();
         if leaves.is_some_and(|at| at <= now) && !is_going {
+            writes.push(disrupted(pod, now));
             writes.push(Write::delete(PODS, pod.key(), pod.metadata.uid.as_deref()));
             let text = format!("Marking for deletion Pod {}", pod.key());
             events.push(pod.tell(Severity::Normal, "TaintManagerEviction", text));
         }
     }
-    Ok((writes, events))
+    Ok(WritePlan { writes, events, ..WritePlan::none() })
+}
+
+/// It is no failure of the pod.
+fn disrupted(pod: &Resident, now: Timestamp) -> Write {
+    let patch = json!({"metadata": {"uid": pod.metadata.uid},
+        "status": {"conditions": [condition(Disruption::Taint, now)]}});
+    Write::strategic(PODS, pod.key(), &patch).to("status").only_if_unchanged()
 }
 
 fn unready(pod: &Resident, now: Timestamp) -> Write {

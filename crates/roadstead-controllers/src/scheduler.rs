@@ -1,185 +1,359 @@
-//! The scheduler: gives every pod a node.
+//! The scheduler: gives every pod a node, the more important ones first, and asks others to leave if
+//! there is no room for those that matter more.
 
-use std::collections::BTreeMap;
-use std::time::Duration;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{
+    Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, Service,
+};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::jiff::Timestamp;
-use kube::{Api, Client};
+use kube::Api;
 use roadstead_api::key::ObjectKey;
-use roadstead_plan::backend::Backend;
-use roadstead_plan::{pod, schedule};
+use roadstead_api::node_affinity::NodeTraits;
+use roadstead_plan::persistentvolume::claim_of;
+use roadstead_plan::persistentvolume::shelf::Shelf;
+use roadstead_plan::pod_status;
+use roadstead_plan::scheduler::volumes::{self, StorageView};
+use roadstead_plan::scheduler::{
+    Decision, NoPlace, Occasion, Occupancy, PlacedPod, Preemption, decide, hopeless,
+};
 use roadstead_watch::cache::Cache;
-use roadstead_watch::events::{About, Happening, Severity};
-use roadstead_watch::informer::{Change, Selection, informer};
+use roadstead_watch::informer::{Selection, informer};
 use roadstead_watch::queue::Queue;
-use roadstead_watch::write::{Collection, Write};
-use serde_json::json;
+use roadstead_watch::write::Write;
 
-use crate::metrics::{Metrics, QueueMeter};
-use crate::runner::{self, Controller, Inputs, Plan};
+use crate::Context;
+use crate::runner::{self, Changed, Controller, Inputs, Watches, WritePlan, every};
 
-/// A pod that fits nowhere is looked at again after this, or when a node changes.
-const UNSCHEDULABLE_RETRY: Duration = Duration::from_secs(30);
+use self::line::{Line, Turn};
+
+mod line;
+mod writes;
+
 /// Pods that name another scheduler are none of our business.
 const NAME: &str = "default-scheduler";
-const PODS: Collection = Collection::of::<Pod>();
 
-/// Runs the scheduler.
-pub async fn run(client: Client, metrics: Metrics) {
-    let all = Selection::all();
+pub(crate) async fn run(context: Context) {
+    let client = &context.client;
     // Only pods that wait for a node are read as a whole.
-    let homeless = all.clone().fields("spec.nodeName=");
+    let waiting = Selection::all().fields("spec.nodeName=");
     let inputs = Inputs::new()
-        .follow(informer(Api::<Node>::all(client.clone()), all.clone()), State::node)
-        .follow(informer(Api::<Pod>::all(client.clone()), homeless), State::waiting)
-        .follow(informer(Api::<Backend>::all(client.clone()), all), State::pod);
-    let queue = Queue::with_meter(QueueMeter::new(metrics.clone(), State::queue_name));
-    let state = State { queue, ..State::default() };
-    runner::run(client, metrics, state, inputs).await;
+        .watch(every::<Node>(client))
+        .watch(every::<Namespace>(client))
+        .watch(every::<Service>(client))
+        .watch(every::<PodDisruptionBudget>(client))
+        .watch(informer(Api::<Pod>::all(client.clone()), waiting))
+        .watch(every::<PersistentVolumeClaim>(client))
+        .watch(every::<PersistentVolume>(client))
+        .watch(every::<StorageClass>(client))
+        .watch(every::<PlacedPod>(client));
+    runner::run(context, State::default(), inputs).await;
 }
 
 #[derive(Default)]
 struct State {
-    queue: Queue<ObjectKey>,
     nodes: Cache<Node>,
+    namespaces: Cache<Namespace>,
+    services: Cache<Service>,
+    budgets: Cache<PodDisruptionBudget>,
     waiting: Cache<Pod>,
-    pods: Cache<Backend>,
-    pods_on: BTreeMap<String, usize>,
+    pods: Cache<PlacedPod>,
+    storage: Storage,
+    cluster: Occupancy,
+    line: Line,
     /// Pods that we have bound and not yet seen on their node.
-    assumed: BTreeMap<ObjectKey, String>,
+    assumed: BTreeSet<ObjectKey>,
+    /// The volumes that pods get whose writes are under way.
+    given: BTreeMap<ObjectKey, Vec<String>>,
+    /// Pods whose writes are under way, with those whose place they change.
+    touched: BTreeMap<ObjectKey, Vec<ObjectKey>>,
+}
+
+/// What pods keep things on.
+#[derive(Default)]
+struct Storage {
+    claims: Cache<PersistentVolumeClaim>,
+    volumes: Cache<PersistentVolume>,
+    shelf: Shelf,
+    classes: Cache<StorageClass>,
+    /// The pods that wait for a node, by the claims they have.
+    claimants: BTreeMap<ObjectKey, BTreeSet<ObjectKey>>,
+}
+
+impl Watches<Node> for State {
+    fn cache(&mut self) -> &mut Cache<Node> {
+        &mut self.nodes
+    }
+
+    fn index(&mut self, change: &Changed<Node>, _: &mut Queue<Turn>) {
+        let is_news = self.cluster.observe_node(&change.key.name, change.now.as_deref());
+        self.line.occasions = is_news.then_some(Occasion::NodeChanged).into_iter().collect();
+    }
+
+    fn wake(&mut self, _: &Changed<Node>, queue: &mut Queue<Turn>) {
+        self.line.wake_for_change(queue);
+    }
+}
+
+impl Watches<Namespace> for State {
+    fn cache(&mut self) -> &mut Cache<Namespace> {
+        &mut self.namespaces
+    }
+
+    fn wake(&mut self, change: &Changed<Namespace>, queue: &mut Queue<Turn>) {
+        let nothing = BTreeMap::new();
+        let labels = change.now.as_ref();
+        let labels = labels.map(|own| own.metadata.labels.as_ref().unwrap_or(&nothing));
+        if self.cluster.observe_namespace(&change.key.name, labels) {
+            self.line.wake(&[Occasion::PodGone, Occasion::PodPlaced], queue);
+        }
+    }
+}
+
+impl Watches<Service> for State {
+    fn cache(&mut self) -> &mut Cache<Service> {
+        &mut self.services
+    }
+
+    /// It only says what is better.
+    fn wake(&mut self, change: &Changed<Service>, _: &mut Queue<Turn>) {
+        let spec = change.now.as_ref().and_then(|service| service.spec.as_ref());
+        self.cluster.observe_service(&change.key, spec.and_then(|spec| spec.selector.as_ref()));
+    }
+}
+
+impl Watches<PodDisruptionBudget> for State {
+    fn cache(&mut self) -> &mut Cache<PodDisruptionBudget> {
+        &mut self.budgets
+    }
+
+    /// Nobody waits for one.
+    fn wake(&mut self, change: &Changed<PodDisruptionBudget>, _: &mut Queue<Turn>) {
+        self.cluster.observe_budget(&change.key, change.now.as_deref());
+    }
+}
+
+impl Watches<Pod> for State {
+    fn cache(&mut self) -> &mut Cache<Pod> {
+        &mut self.waiting
+    }
+
+    fn index(&mut self, change: &Changed<Pod>, _: &mut Queue<Turn>) {
+        let claim = |name: &str| ObjectKey::new(&change.key.namespace, name);
+        let claimants = &mut self.storage.claimants;
+        for name in change.before.as_deref().into_iter().flat_map(volumes::claims) {
+            if let Some(pods) = claimants.get_mut(&claim(name)) {
+                pods.remove(&change.key);
+                if pods.is_empty() {
+                    claimants.remove(&claim(name));
+                }
+            }
+        }
+        for name in change.now.as_deref().into_iter().flat_map(volumes::claims) {
+            claimants.entry(claim(name)).or_default().insert(change.key.clone());
+        }
+    }
+
+    fn wake(&mut self, change: &Changed<Pod>, queue: &mut Queue<Turn>) {
+        let Some(pod) = change.now.as_ref().filter(|pod| is_waiting(pod)) else {
+            self.line.leave(&change.key);
+            return;
+        };
+        let same = |before: &Arc<Pod>| {
+            before.spec == pod.spec
+                && before.metadata.labels == pod.metadata.labels
+                && before.metadata.uid == pod.metadata.uid
+        };
+        // What is said of it in its status is said by ourselves.
+        if !change.before.as_ref().is_some_and(same) {
+            self.line.leave(&change.key);
+            queue.add(Turn::of(&change.key, pod));
+        }
+    }
+}
+
+impl Watches<PersistentVolumeClaim> for State {
+    fn cache(&mut self) -> &mut Cache<PersistentVolumeClaim> {
+        &mut self.storage.claims
+    }
+
+    fn wake(&mut self, change: &Changed<PersistentVolumeClaim>, queue: &mut Queue<Turn>) {
+        let pods = self.storage.claimants.get(&change.key).into_iter().flatten();
+        let pods = pods.filter_map(|key| Some((key, self.waiting.get(key)?)));
+        let waiting = pods.filter(|(_, pod)| is_waiting(pod));
+        waiting.for_each(|(key, pod)| queue.add(Turn::of(key, pod)));
+    }
+}
+
+impl Watches<PersistentVolume> for State {
+    fn cache(&mut self) -> &mut Cache<PersistentVolume> {
+        &mut self.storage.volumes
+    }
+
+    fn index(&mut self, change: &Changed<PersistentVolume>, _: &mut Queue<Turn>) {
+        self.storage.shelf.observe(&change.key.name, change.now.clone());
+    }
+
+    fn wake(&mut self, _: &Changed<PersistentVolume>, queue: &mut Queue<Turn>) {
+        self.line.wake(&[Occasion::VolumeChanged], queue);
+    }
+}
+
+impl Watches<StorageClass> for State {
+    fn cache(&mut self) -> &mut Cache<StorageClass> {
+        &mut self.storage.classes
+    }
+
+    fn wake(&mut self, _: &Changed<StorageClass>, queue: &mut Queue<Turn>) {
+        self.line.wake(&[Occasion::VolumeChanged], queue);
+    }
+}
+
+impl Watches<PlacedPod> for State {
+    fn cache(&mut self) -> &mut Cache<PlacedPod> {
+        &mut self.pods
+    }
+
+    fn index(&mut self, change: &Changed<PlacedPod>, _: &mut Queue<Turn>) {
+        self.line.occasions.clear();
+        let is_seen = change.now.as_ref().is_none_or(|pod| !pod.node.is_empty());
+        if is_seen {
+            self.assumed.remove(&change.key);
+        }
+        if !self.assumed.contains(&change.key) {
+            self.line.occasions = self.cluster.observe_pod(&change.key, change.now.clone());
+        }
+    }
+
+    /// Where one has gone there may be room for others, or company.
+    fn wake(&mut self, _: &Changed<PlacedPod>, queue: &mut Queue<Turn>) {
+        self.line.wake_for_change(queue);
+    }
 }
 
 impl State {
-    fn waiting(&mut self, change: &Change<Pod>) {
-        let Some((key, _)) = self.waiting.observe(change) else { return };
-        if self.waiting.get(&key).is_some_and(|pod| is_waiting(pod)) {
-            self.queue.add(key);
-        }
-    }
-
-    fn pod(&mut self, change: &Change<Backend>) {
-        let Some((key, before)) = self.pods.observe(change) else { return };
-        let now = self.pods.get(&key).cloned();
-        let is_seen = now.as_ref().is_none_or(|pod| !pod.node.is_empty());
-        if is_seen && let Some(node) = self.assumed.remove(&key) {
-            self.count(&node, -1);
-        }
-        for (pod, change) in [(before, -1), (now, 1)] {
-            if let Some(pod) = pod.filter(|pod| !pod.is_finished() && !pod.node.is_empty()) {
-                self.count(&pod.node, change);
+    fn decide(&mut self, key: &ObjectKey, pod: &Pod) -> (Decision, Vec<Write>) {
+        let (storage, given) = (&self.storage, &self.given);
+        let storage = StorageView {
+            claim: &|name| {
+                storage.claims.get(&ObjectKey::new(&key.namespace, name)).map(Arc::as_ref)
+            },
+            volumes: &storage.shelf,
+            is_taken: &|name| given.values().flatten().any(|own| own == name),
+            class: &|name| storage.classes.get(&ObjectKey::new("", name)).map(Arc::as_ref),
+        };
+        match volumes::needs(pod, &storage) {
+            Ok(needs) => {
+                let decision = decide(pod, &mut self.cluster, &needs);
+                let Decision::Bind(name) = &decision else { return (decision, Vec::new()) };
+                let node = self.nodes.get(&ObjectKey::new("", name));
+                let labels = node.and_then(|node| node.metadata.labels.as_ref());
+                let chosen = needs.choose(NodeTraits { name, labels }).unwrap_or_default();
+                let free = chosen.iter().filter_map(|choice| choice.volume);
+                let free = free.filter(|volume| claim_of(volume).is_none());
+                let given: Vec<_> = free.filter_map(|own| own.metadata.name.clone()).collect();
+                let promises = writes::promise(&chosen, name);
+                if !given.is_empty() {
+                    self.given.insert(key.clone(), given);
+                }
+                (decision, promises)
             }
+            Err(why) => (hopeless(&self.cluster, &why), Vec::new()),
         }
     }
 
-    fn count(&mut self, node: &str, change: isize) {
-        let count = self.pods_on.entry(node.to_owned()).or_default();
-        *count = count.saturating_add_signed(change);
+    fn waits_for_volumes(&self, key: &ObjectKey, pod: &Pod) -> bool {
+        let claim = |name: &str| self.storage.claims.get(&ObjectKey::new(&key.namespace, name));
+        let phase = |claim: &PersistentVolumeClaim| claim.status.as_ref()?.phase.clone();
+        volumes::claims(pod)
+            .any(|name| claim(name).and_then(|own| phase(own)).as_deref() != Some("Bound"))
     }
 
-    fn node(&mut self, change: &Change<Node>) {
-        if self.nodes.observe(change).is_some() {
-            let waiting = self.waiting.iter().filter(|(_, pod)| is_waiting(pod));
-            waiting.for_each(|(key, _)| self.queue.add(key.clone()));
+    /// A pod that is being bound counts at once, before the watch shows it on its node.
+    fn bind(&mut self, key: &ObjectKey, pod: &Pod, node: &str) -> WritePlan<Turn> {
+        let placed = PlacedPod::assumed(pod, node);
+        let occasions = self.cluster.observe_pod(key, Some(placed.into()));
+        self.assumed.insert(key.clone());
+        self.touched.insert(key.clone(), Vec::new());
+        self.line.leave(key);
+        // Others may have waited for its company.
+        let wake = self.line.helped_by(&occasions);
+        WritePlan { wake, ..writes::bind(key, pod, node) }
+    }
+
+    /// Those who have to leave are as good as gone for others who look for room.
+    fn preempt(&mut self, key: &ObjectKey, pod: &Pod, plan: &Preemption) -> WritePlan<Turn> {
+        let found = plan.victims.iter().filter_map(|key| self.cluster.pod(key).cloned());
+        let victims: Vec<_> = found.collect();
+        for (key, victim) in plan.victims.iter().zip(&victims) {
+            self.cluster.observe_pod(key, Some(victim.leaving().into()));
         }
+        self.cluster.observe_pod(key, Some(PlacedPod::nominated(pod, &plan.node).into()));
+        self.touched.insert(key.clone(), plan.victims.clone());
+        writes::preempt(key, pod, plan, &victims)
     }
 
-    fn bind(&self, key: &ObjectKey, pod: &Pod, node: &str) -> Plan {
-        let binding = json!({"apiVersion": "v1", "kind": "Binding",
-            "metadata": {"name": key.name, "namespace": key.namespace, "uid": pod.metadata.uid},
-            "target": {"apiVersion": "v1", "kind": "Node", "name": node}});
-        let event = Happening {
-            about: About::object(pod),
-            severity: Severity::Normal,
-            reason: "Scheduled".into(),
-            message: format!("Successfully assigned {key} to {node}"),
-        };
-        let writes = vec![Write::create_part(PODS, key.clone(), "binding", &binding)];
-        Plan { writes, events: vec![event], ..Plan::none() }
-    }
-
-    fn explain(&self, key: &ObjectKey, pod: &Pod, why: &str) -> Plan {
-        let again_after = Some(UNSCHEDULABLE_RETRY);
-        let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
-        let mut told = conditions.into_iter().flatten().filter(|c| c.type_ == "PodScheduled");
-        if told.any(|condition| condition.message.as_deref() == Some(why)) {
-            return Plan { again_after, ..Plan::none() };
-        }
-        let patch = json!({"status": {"conditions": [{"type": "PodScheduled", "status": "False",
-            "reason": "Unschedulable", "message": why}]}});
-        let event = Happening {
-            about: About::object(pod),
-            severity: Severity::Warning,
-            reason: "FailedScheduling".into(),
-            message: why.to_owned(),
-        };
-        let writes = vec![Write::strategic(PODS, key.clone(), &patch).to("status")];
-        Plan { writes, events: vec![event], again_after, ..Plan::none() }
+    fn wait(&mut self, turn: &Turn, pod: &Pod, refusal: &NoPlace) -> WritePlan<Turn> {
+        let again_after = Some(self.line.failed(turn, refusal.wakeups));
+        WritePlan { again_after, ..writes::explain(&turn.key, pod, refusal, None) }
     }
 }
 
 impl Controller for State {
-    type Key = ObjectKey;
+    type Key = Turn;
     const COMPONENT: &'static str = NAME;
-    // Where one pod goes depends on where the one before went.
-    const WORKERS: usize = 1;
+    const QUEUE: &'static str = "scheduler";
+    const BY_KEY: bool = true;
 
-    fn queue(&self) -> &Queue<ObjectKey> {
-        &self.queue
-    }
-
-    fn queue_mut(&mut self) -> &mut Queue<ObjectKey> {
-        &mut self.queue
-    }
-
-    fn synced(&self) -> bool {
-        self.nodes.synced() && self.waiting.synced() && self.pods.synced()
-    }
-
-    fn plan(&mut self, key: &ObjectKey, _: Timestamp) -> Plan {
+    fn plan(&mut self, turn: &Turn, _: Timestamp) -> WritePlan<Turn> {
+        let key = &turn.key;
+        let is_placed = self.pods.get(key).is_some_and(|pod| !pod.node.is_empty());
         let waiting = self.waiting.get(key).filter(|pod| is_waiting(pod)).cloned();
-        let Some(pod) = waiting.filter(|_| !self.assumed.contains_key(key)) else {
-            return Plan::none();
+        let Some(pod) = waiting
+            .filter(|pod| !is_placed && !self.assumed.contains(key) && Turn::of(key, pod) == *turn)
+        else {
+            return WritePlan::none();
         };
-        let nodes: Vec<_> = self.nodes.iter().map(|(_, node)| node.as_ref()).collect();
-        let placed = || {
-            let alive = self.pods.iter().filter(|(_, pod)| !pod.is_finished());
-            let known = alive.filter_map(|(key, pod)| {
-                let assumed = self.assumed.get(key).map(String::as_str);
-                let node = Some(pod.node.as_str()).filter(|node| !node.is_empty()).or(assumed)?;
-                Some((pod.as_ref(), node))
-            });
-            known.collect()
-        };
-        match schedule::place(&pod, &nodes, &self.pods_on, placed) {
-            Ok(node) => self.bind(key, &pod, node),
-            Err(why) => self.explain(key, &pod, &why),
+        if is_gated(&pod) {
+            return writes::explain_gates(key, &pod);
+        }
+        match self.decide(key, &pod) {
+            (Decision::Bind(node), _) if !self.waits_for_volumes(key, &pod) => {
+                self.bind(key, &pod, &node)
+            }
+            // The pod follows when its claims have their volumes.
+            (Decision::Bind(_), promises) => WritePlan::writes(promises),
+            (Decision::Preempt(plan), _) => {
+                let again_after = Some(self.line.failed(turn, plan.refusal.wakeups));
+                WritePlan { again_after, ..self.preempt(key, &pod, &plan) }
+            }
+            (Decision::Wait(refusal), _) => self.wait(turn, &pod, &refusal),
         }
     }
 
-    fn record(&mut self, write: &Write, answer: &str) {
-        if write.subresource != "binding" {
-            self.waiting.take_in(write, answer);
-            return;
-        }
-        let target: Option<serde_json::Value> = serde_json::from_slice(write.body()).ok();
-        let node = target.as_ref().and_then(|binding| binding["target"]["name"].as_str());
-        let is_seen = self.pods.get(&write.key).is_none_or(|pod| !pod.node.is_empty());
-        if let Some(node) = node.filter(|_| !is_seen) {
-            self.assumed.insert(write.key.clone(), node.to_owned());
-            self.count(node, 1);
+    /// What has not come about counts no more.
+    fn finished(&mut self, turn: &Turn, failed: bool) {
+        self.given.remove(&turn.key);
+        let Some(victims) = self.touched.remove(&turn.key).filter(|_| failed) else { return };
+        self.assumed.remove(&turn.key);
+        for key in victims.iter().chain([&turn.key]) {
+            self.cluster.observe_pod(key, self.pods.get(key).cloned());
         }
     }
+}
 
-    fn queue_name(_: &ObjectKey) -> &'static str {
-        "scheduler"
-    }
+fn is_gated(pod: &Pod) -> bool {
+    let spec = pod.spec.as_ref();
+    spec.and_then(|spec| spec.scheduling_gates.as_ref()).is_some_and(|gates| !gates.is_empty())
 }
 
 fn is_waiting(pod: &Pod) -> bool {
     let scheduler = pod.spec.as_ref().and_then(|spec| spec.scheduler_name.as_deref());
-    pod::node(pod).is_empty()
-        && !pod::is_finished(pod)
-        && !pod::is_terminating(pod)
+    pod_status::node(pod).is_empty()
+        && !pod_status::is_finished(pod)
+        && !pod_status::is_terminating(pod)
         && scheduler.is_none_or(|name| name == NAME)
 }

@@ -1,24 +1,34 @@
 //! Owners, dependents and namespaces, on a server in the same process.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::Request;
 use kube::Client;
-use roadstead_controllers::metrics::Metrics;
-use roadstead_controllers::{garbage, namespace, namespace_content};
-use roadstead_server::api::{Api, Config, User};
+use roadstead_controllers::Settings;
+use roadstead_controllers::identities::user_of;
+use roadstead_server::api::Api;
 use roadstead_server::bootstrap;
-use roadstead_server::local::Local;
-use roadstead_server::tokens::Tokens;
-use roadstead_store::store::Store;
+use roadstead_server::config::Config;
+use roadstead_server::identity::tokens::Tokens;
+use roadstead_server::identity::user::User;
+use roadstead_server::transport::local::Local;
+use roadstead_store::kv::Store;
 use serde_json::{Value, json};
 use tokio::time;
+use tokio_util::sync::CancellationToken;
 
 const THINGS: &str = "/apis/example.com/v1/namespaces/default/things";
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const SETS: &str = "/apis/apps/v1/namespaces/default/statefulsets";
 
-struct Cluster(Client);
+struct Cluster(Client, Arc<Api>);
+
+fn start(name: &'static str, api: &Arc<Api>, settings: Settings) {
+    let stop = CancellationToken::new();
+    let client = Client::new(Local::new(api.clone(), User::part(user_of(name))), "default");
+    tokio::spawn(roadstead_controllers::run(vec![name], client, settings, stop));
+}
 
 impl Cluster {
     /// A server on which both controllers run, and which has a kind of its own.
@@ -27,10 +37,11 @@ impl Cluster {
         let config = Config { service_range: range, advertise: None, audit: None };
         let api = Api::new(Store::memory(), config, Tokens::ephemeral().unwrap());
         bootstrap::run(&api).await.unwrap();
-        let client = Client::new(Local::new(api, User::component()), "default");
-        tokio::spawn(garbage::run(client.clone()));
-        tokio::spawn(namespace::run(client.clone()));
-        let cluster = Self(client);
+        let client = Client::new(Local::new(api.clone(), User::component()), "default");
+        for name in ["garbage-collector", "namespace"] {
+            start(name, &api, Settings::default());
+        }
+        let cluster = Self(client, api);
         let definition = json!({"metadata": {"name": "things.example.com"}, "spec": {
             "group": "example.com", "scope": "Namespaced",
             "names": {"plural": "things", "kind": "Thing", "singular": "thing"},
@@ -228,8 +239,8 @@ async fn pods_go_first_and_nothing_before_they_have_gone() {
 #[tokio::test]
 async fn a_namespace_gets_back_what_it_must_have() {
     let cluster = Cluster::new().await;
-    let metrics = Metrics::default();
-    tokio::spawn(namespace_content::run(cluster.0.clone(), Some("CA".into()), metrics));
+    let settings = Settings { root_ca: Some("CA".into()), ..Settings::default() };
+    start("namespace-content", &cluster.1, settings);
     let map = format!("{MAPS}/kube-root-ca.crt");
     let account = "/api/v1/namespaces/default/serviceaccounts/default";
     let right = |found: Option<&Value>| found.is_some_and(|map| map["data"]["ca.crt"] == "CA");

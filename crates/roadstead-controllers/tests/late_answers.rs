@@ -7,15 +7,17 @@ use std::time::Duration;
 use http::{Method, Request};
 use kube::Client;
 use kube::client::Body;
-use roadstead_controllers::metrics::Metrics;
-use roadstead_controllers::{deployment, garbage};
-use roadstead_server::api::{Api, Config, User};
+use roadstead_controllers::Settings;
+use roadstead_server::api::Api;
 use roadstead_server::bootstrap;
-use roadstead_server::local::Local;
-use roadstead_server::tokens::Tokens;
-use roadstead_store::store::Store;
+use roadstead_server::config::Config;
+use roadstead_server::identity::tokens::Tokens;
+use roadstead_server::identity::user::User;
+use roadstead_server::transport::local::Local;
+use roadstead_store::kv::Store;
 use serde_json::{Value, json};
 use tokio::time;
+use tokio_util::sync::CancellationToken;
 use tower::Service;
 
 const DEPLOYMENTS: &str = "/apis/apps/v1/namespaces/default/deployments";
@@ -60,8 +62,10 @@ async fn a_deployment_that_is_gone_stays_gone() {
         }
     });
     let slow = Client::new(service, "default");
-    tokio::spawn(deployment::run(slow, Metrics::default()));
-    tokio::spawn(garbage::run(quick.clone()));
+    for (name, client) in [("deployment", slow), ("garbage-collector", quick.clone())] {
+        let (settings, stop) = (Settings::default(), CancellationToken::new());
+        tokio::spawn(roadstead_controllers::run(vec![name], client, settings, stop));
+    }
     let labels = json!({"app": "web"});
     let web = json!({"metadata": {"name": "web"}, "spec": {
         "selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels},

@@ -9,37 +9,42 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::stream::{self, BoxStream, StreamExt};
 use kube::Client;
+use roadstead_dns_core::corefile::{
+    self, ClusterAccess, Corefile, CorefileEnvironment, CorefileError, name_servers,
+};
+use roadstead_dns_core::setup::Setup;
+use roadstead_dns_core::upstream::UpstreamGroup;
 use roadstead_zone::name::Name;
-use roadstead_zone::settings::{Lifetimes, Settings};
+use roadstead_zone::settings::{Lifetimes, ZoneSettings};
 use tokio::sync::watch;
 use tokio::time;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
-use crate::agent::{Config, DnsError, Pages, Source};
-use crate::corefile::{self, Corefile, CorefileError, name_servers};
-use crate::files::Files;
-use crate::follow::{Wanted, config_map};
+use crate::agent::{Config, CorefileSource, DnsError, Pages};
+use crate::files::ConfigurationFiles;
 use crate::resolve::Resolver;
 use crate::server::everywhere;
-use crate::setup::Setup;
-use crate::upstream::{Options, Upstreams};
+use crate::zone_updater::{ZoneSource, config_map};
 
 /// How often files are looked at.
 const LOOK: Duration = Duration::from_secs(2);
 
 /// What a configuration means.
 #[derive(Debug)]
-pub(crate) struct Meaning {
-    pub wanted: Wanted,
+pub(crate) struct Configuration {
+    cluster: Option<ClusterAccess>,
+    pub zone_source: ZoneSource,
     pub setup: Setup,
     pub pages: Pages,
 }
 
 /// What a configuration was made from.
 #[derive(Debug)]
-pub(crate) struct Reading {
+pub(crate) struct ConfigurationReading {
+    /// The cluster that is followed until the end, if the configuration said which.
+    cluster: Option<ClusterAccess>,
     text: Option<String>,
-    files: Files,
+    files: ConfigurationFiles,
 }
 
 /// Where the configuration wants to be served, if nothing else is said.
@@ -54,27 +59,46 @@ pub fn places(config: &Config) -> Result<Vec<SocketAddr>, DnsError> {
     Ok(bind.into_iter().map(|address| (address, port).into()).collect())
 }
 
+/// The kubeconfig that the configuration names, and the context in it.
+pub fn kubeconfig(config: &Config) -> Result<Option<(PathBuf, Option<String>)>, DnsError> {
+    let Some(text) = first_text(config)? else { return Ok(None) };
+    let files = files_of(config);
+    let cluster = read(&text, config, &files)?.cluster;
+    Ok(cluster.map(|cluster| (files.place(&cluster.kubeconfig), cluster.context)))
+}
+
 /// What to begin with.
-pub(crate) fn begin(config: &Config) -> Result<(Meaning, Reading), DnsError> {
+pub(crate) fn begin(config: &Config) -> Result<(Configuration, ConfigurationReading), DnsError> {
     let (text, files) = (first_text(config)?, files_of(config));
     let meaning = understand(text.as_deref(), config, &files)?;
-    Ok((meaning, Reading { text, files }))
+    let cluster = meaning.cluster.clone();
+    Ok((meaning, ConfigurationReading { cluster, text, files }))
+}
+
+/// Whether a text makes sense.
+pub(crate) fn check(text: &str, config: &Config) -> Result<(), DnsError> {
+    understand(Some(text), config, &files_of(config)).map(drop)
 }
 
 /// A file is there from the beginning; a ConfigMap comes when it comes.
 fn first_text(config: &Config) -> Result<Option<String>, DnsError> {
-    let Some(Source::File(path)) = &config.corefile else { return Ok(None) };
+    let Some(CorefileSource::File(path)) = &config.corefile else { return Ok(None) };
     let failed = |source| DnsError::File { path: path.clone(), source };
     std::fs::read_to_string(path).map(Some).map_err(failed)
 }
 
-fn understand(text: Option<&str>, config: &Config, files: &Files) -> Result<Meaning, DnsError> {
+fn understand(
+    text: Option<&str>,
+    config: &Config,
+    files: &ConfigurationFiles,
+) -> Result<Configuration, DnsError> {
     let settings = standard_settings(config)?;
     match text {
         Some(text) => Ok(understood(read(text, config, files)?, config, settings)),
-        None if matches!(config.corefile, Some(Source::File(_))) => Err(DnsError::Missing),
-        None => Ok(Meaning {
-            wanted: Wanted { settings, service_selector: None, namespace_selector: None },
+        None if matches!(config.corefile, Some(CorefileSource::File(_))) => Err(DnsError::Missing),
+        None => Ok(Configuration {
+            cluster: None,
+            zone_source: ZoneSource { settings, service_selector: None, namespace_selector: None },
             setup: standard_setup(config, files),
             pages: config.pages,
         }),
@@ -82,42 +106,61 @@ fn understand(text: Option<&str>, config: &Config, files: &Files) -> Result<Mean
 }
 
 /// What the flags alone mean for the zone.
-fn standard_settings(config: &Config) -> Result<Settings, DnsError> {
-    let origin = Name::parse(&config.zone);
-    let origin = origin.ok_or_else(|| DnsError::Zone { zone: config.zone.clone() })?;
-    let mut settings = Settings::new(&origin);
-    settings.lifetimes = config.lifetimes;
-    settings.servers = config.addresses.clone();
+fn standard_settings(config: &Config) -> Result<ZoneSettings, DnsError> {
+    let zone = &config.zone;
+    let origin = Name::parse(&zone.domain);
+    let origin = origin.ok_or_else(|| DnsError::Zone { zone: zone.domain.clone() })?;
+    let mut settings = ZoneSettings::new(&origin);
+    settings.lifetimes = config.zone.lifetimes;
+    settings.servers = config.zone.servers.clone();
     settings.local = own_addresses();
-    settings.zonal = config.zonal;
+    settings.zonal = config.zone.zonal;
     settings.coredns_compat = config.coredns_compat;
     Ok(settings)
 }
 
 /// What the flags alone mean for everything else.
-fn standard_setup(config: &Config, files: &Files) -> Setup {
-    let mut servers = config.upstreams.clone();
-    if let (true, Some(path)) = (servers.is_empty(), &config.resolv_conf) {
+fn standard_setup(config: &Config, files: &ConfigurationFiles) -> Setup {
+    let mut servers = config.upstreams.addresses.clone();
+    if let (true, Some(path)) = (servers.is_empty(), &config.upstreams.resolv_conf) {
         let text = files.read(&path.to_string_lossy()).unwrap_or_default();
         servers = name_servers(&text);
     }
-    let upstreams =
-        (!servers.is_empty()).then(|| Arc::new(Upstreams::new(servers, Options::default())));
+    let upstreams = (!servers.is_empty()).then(|| UpstreamGroup::new(servers));
     let mut setup = Setup::standard(upstreams);
     setup.coredns_compat = config.coredns_compat;
     setup
 }
 
-fn read(text: &str, config: &Config, files: &Files) -> Result<Corefile, CorefileError> {
-    corefile::read(text, config.coredns_compat, &|path| files.read(path))
+fn read(
+    text: &str,
+    config: &Config,
+    files: &ConfigurationFiles,
+) -> Result<Corefile, CorefileError> {
+    let environment = CorefileEnvironment {
+        file: &|path| files.read(path),
+        variable: &|name| std::env::var(name).unwrap_or_default(),
+    };
+    let corefile = corefile::read(text, config.coredns_compat, &environment)?;
+    match (&corefile.cluster, &config.corefile) {
+        (Some(cluster), Some(CorefileSource::ConfigMap(..))) => Err(CorefileError {
+            line: cluster.line,
+            reason: "kubeconfig: a ConfigMap cannot say which cluster it is in; \
+                     that is said by --kubeconfig"
+                .into(),
+        }),
+        _ => Ok(corefile),
+    }
 }
 
 /// No files yet; relative paths are relative to the configuration's own place.
-fn files_of(config: &Config) -> Files {
+fn files_of(config: &Config) -> ConfigurationFiles {
     match &config.corefile {
-        Some(Source::File(path)) => Files::new(path.parent().unwrap_or(Path::new("."))),
+        Some(CorefileSource::File(path)) => {
+            ConfigurationFiles::new(path.parent().unwrap_or(Path::new(".")))
+        }
         // Where it would be mounted.
-        _ => Files::new(Path::new("/etc/coredns")),
+        _ => ConfigurationFiles::new(Path::new("/etc/coredns")),
     }
 }
 
@@ -133,26 +176,26 @@ fn own_addresses() -> Vec<IpAddr> {
 }
 
 /// Puts a Corefile in the place of the flags.
-fn understood(corefile: Corefile, config: &Config, standard: Settings) -> Meaning {
-    let settings = corefile.settings.map(|settings| Settings {
-        servers: config.addresses.clone(),
+fn understood(corefile: Corefile, config: &Config, standard: ZoneSettings) -> Configuration {
+    let settings = corefile.settings.map(|settings| ZoneSettings {
+        servers: config.zone.servers.clone(),
         local: own_addresses(),
         lifetimes: capped(settings.lifetimes, config),
         ..settings
     });
-    let wanted = Wanted {
+    let zone_source = ZoneSource {
         settings: settings.unwrap_or(standard),
         service_selector: corefile.service_selector,
         namespace_selector: corefile.namespace_selector,
     };
     let pages = Pages { health: corefile.health, ready: corefile.ready, metrics: corefile.metrics };
-    Meaning { wanted, setup: corefile.setup, pages }
+    Configuration { cluster: corefile.cluster, zone_source, setup: corefile.setup, pages }
 }
 
 /// A Corefile has one lifetime for everything. It is chosen for addresses that stay: for what comes and
 /// goes it is only the longest.
 fn capped(given: Lifetimes, config: &Config) -> Lifetimes {
-    let own = config.lifetimes;
+    let own = config.zone.lifetimes;
     match config.coredns_compat {
         true => given,
         false => Lifetimes {
@@ -169,13 +212,13 @@ fn capped(given: Lifetimes, config: &Config) -> Lifetimes {
 pub(crate) async fn follow(
     client: &Client,
     config: &Config,
-    mut reading: Reading,
-    (wanted, resolver): (&watch::Sender<Wanted>, &Arc<Resolver>),
+    mut reading: ConfigurationReading,
+    (zone_source, resolver): (&watch::Sender<ZoneSource>, &Arc<Resolver>),
 ) {
     let mut texts = match &config.corefile {
         None => stream::pending().boxed(),
-        Some(Source::ConfigMap(namespace, name)) => config_map(client, namespace, name),
-        Some(Source::File(path)) => contents(path.clone()),
+        Some(CorefileSource::ConfigMap(namespace, name)) => config_map(client, namespace, name),
+        Some(CorefileSource::File(path)) => contents(path.clone()),
     };
     let mut ticks = time::interval(LOOK);
     // It may take as long as others take to say nothing, which must not hold up a change.
@@ -189,10 +232,13 @@ pub(crate) async fn follow(
         if text == reading.text && !reading.files.have_changed() {
             continue;
         }
-        reading = Reading { text, files: files_of(config) };
+        reading = ConfigurationReading { text, files: files_of(config), ..reading };
         match understand(reading.text.as_deref(), config, &reading.files) {
             Ok(meaning) => {
-                take_in(meaning, wanted, resolver);
+                if is_another(meaning.cluster.as_ref(), reading.cluster.as_ref()) {
+                    warn!("the Corefile names another kubeconfig: it is used after a restart");
+                }
+                take_in(meaning, zone_source, resolver);
                 info!("configuration taken in");
             }
             Err(error) => {
@@ -204,6 +250,12 @@ pub(crate) async fn follow(
     }
 }
 
+/// Whether a configuration is about another cluster, wherever it says so.
+fn is_another(new: Option<&ClusterAccess>, old: Option<&ClusterAccess>) -> bool {
+    let place = |cluster: &ClusterAccess| (cluster.kubeconfig.clone(), cluster.context.clone());
+    new.map(place) != old.map(place)
+}
+
 /// The text of a file, again and again.
 fn contents(path: PathBuf) -> BoxStream<'static, Option<String>> {
     let look = |path: PathBuf| async move {
@@ -213,19 +265,20 @@ fn contents(path: PathBuf) -> BoxStream<'static, Option<String>> {
     stream::unfold(path, look).boxed()
 }
 
-fn take_in(new: Meaning, wanted: &watch::Sender<Wanted>, resolver: &Resolver) {
-    wanted.send_if_modified(|old| {
-        let changed = *old != new.wanted;
-        *old = new.wanted;
+fn take_in(new: Configuration, zone_source: &watch::Sender<ZoneSource>, resolver: &Resolver) {
+    zone_source.send_if_modified(|old| {
+        let changed = *old != new.zone_source;
+        *old = new.zone_source;
         changed
     });
-    resolver.setup.publish(Arc::new(new.setup));
+    resolver.install(new.setup);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use roadstead_testkit::cluster::FakeCluster;
+    use roadstead_zone::seed::Seed;
     use roadstead_zone::zone::Keeper;
     use tokio::time::Instant;
 
@@ -262,14 +315,13 @@ mod tests {
     ) -> Duration {
         let (meaning, reading) = begin(&config).unwrap();
         assert!(!want(&meaning.setup));
-        let zone = Keeper::new(meaning.wanted.settings.clone(), 1).snapshot();
-        let setup = Published::new(Arc::new(meaning.setup));
-        let resolver = Resolver::new(Published::new(zone), setup);
-        let (sender, _receiver) = watch::channel(meaning.wanted);
+        let zone = Keeper::new(meaning.zone_source.settings.clone(), 1, Seed::new(1)).snapshot();
+        let resolver = Resolver::new(Published::new(zone), meaning.setup);
+        let (sender, _receiver) = watch::channel(meaning.zone_source);
         change();
         let (client, began) = (FakeCluster::default().client(), Instant::now());
         let taken_in = async {
-            while !want(&resolver.setup.get()) {
+            while !want(&resolver.setup.get().setup) {
                 time::sleep(Duration::from_millis(10)).await;
             }
         };
@@ -286,10 +338,10 @@ mod tests {
         let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
         let forward = format!("forward . {}", silent.local_addr().unwrap());
         let file = File::new("corefile", &format!(". {{\n {forward}\n}}\n"));
-        let corefile = Some(Source::File(file.0.clone()));
+        let corefile = Some(CorefileSource::File(file.0.clone()));
         let config = Config { corefile, ..Config::default() };
         let change = || file.write(&format!(". {{\n {forward}\n log\n}}\n"));
-        let took = after(config, change, |setup| !setup.blocks[0].logs.is_empty()).await;
+        let took = after(config, change, Setup::logs_some).await;
         assert!(took < LOOK * 2, "{took:?}");
     }
 
@@ -304,7 +356,7 @@ mod tests {
             let text = format!(". {{\n kubernetes c {{\n  pods insecure\n  {ttl}\n }}\n}}\n");
             let config = Config { coredns_compat: compat, ..Config::default() };
             let meaning = understand(Some(&text), &config, &files_of(&config)).unwrap();
-            let got = meaning.wanted.settings.lifetimes;
+            let got = meaning.zone_source.settings.lifetimes;
             let got = [got.cluster_ip, got.endpoint, got.negative, got.negative_below_service];
             assert_eq!(got, want, "{name}");
         }
@@ -313,11 +365,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_machines_name_servers_change() {
         let file = File::new("resolv.conf", "nameserver 127.0.0.1 # for now\n");
-        let config = Config { resolv_conf: Some(file.0.clone()), ..Config::default() };
+        let mut config = Config::default();
+        config.upstreams.resolv_conf = Some(file.0.clone());
         let change = || file.write("nameserver 127.0.0.2\n");
         let want = |setup: &Setup| {
-            let mut servers = setup.blocks[0].forwards[0].upstreams.addresses();
-            servers.next() == Some("127.0.0.2:53".parse().unwrap())
+            let servers = &setup.blocks()[0].forwards[0].upstreams.addresses;
+            servers.first() == Some(&"127.0.0.2:53".parse().unwrap())
         };
         assert!(after(config, change, want).await < LOOK * 2);
     }

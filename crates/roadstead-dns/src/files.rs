@@ -5,30 +5,35 @@ use std::cell::RefCell;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Files as they were when they were read.
+/// ConfigurationFiles as they were when they were read.
 #[derive(Debug, Default)]
-pub(crate) struct Files {
+pub(crate) struct ConfigurationFiles {
     /// What relative paths are relative to.
     base: PathBuf,
     seen: RefCell<Vec<(PathBuf, Option<String>)>>,
 }
 
-impl Files {
+impl ConfigurationFiles {
     /// None so far.
-    pub fn new(base: &Path) -> Self {
+    pub(crate) fn new(base: &Path) -> Self {
         Self { base: base.into(), seen: RefCell::default() }
     }
 
     /// Reads a file, or the names of what is in a folder if the path ends in `/`.
-    pub fn read(&self, path: &str) -> io::Result<String> {
+    pub(crate) fn read(&self, path: &str) -> io::Result<String> {
         let path = self.base.join(path);
         let text = look(&path);
         self.seen.borrow_mut().push((path, text.as_ref().ok().cloned()));
         text
     }
 
+    /// Where a file is that the configuration names.
+    pub(crate) fn place(&self, path: &str) -> PathBuf {
+        self.base.join(path)
+    }
+
     /// Whether any of them is not as it was.
-    pub fn have_changed(&self) -> bool {
+    pub(crate) fn have_changed(&self) -> bool {
         self.seen.borrow().iter().any(|(path, text)| look(path).ok() != *text)
     }
 }
@@ -56,7 +61,7 @@ mod tests {
         let write = |name: &str, text: &str| std::fs::write(folder.join(name), text).unwrap();
         write("hosts", "1");
         let files = || {
-            let files = Files::new(&folder);
+            let files = ConfigurationFiles::new(&folder);
             assert!(files.read("hosts").is_ok() && files.read("none").is_err());
             assert!(files.read("./").unwrap().contains("hosts"));
             assert!(!files.have_changed());

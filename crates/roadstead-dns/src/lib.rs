@@ -1,38 +1,27 @@
-//! The DNS server: answers for the cluster's zone, and asks others about the rest.
+//! The DNS server: sockets and tasks around `roadstead-dns-core`, which says what the replies are.
 //!
-//! `message` and `reply` are our own codec, which neither allocates nor trusts its input;
-//! `respond` turns one query into one reply and is a plain function, so that any kind of socket
-//! loop can call it. `udp` and `tcp` are such loops, `resolve` and what is below it (`cache`,
-//! `upstream`) fetch what other servers know; `search` completes the searches of the pods that
-//! `clients` knows. `setup` is the configuration in use, `corefile` reads it in CoreDNS' language,
-//! `configuration` follows it, and `follow` the cluster; `agent` puts all of it together. Which names
-//! exist is decided in `roadstead-zone`.
+//! `udp` and `tcp` are loops around its `respond`; `resolve` and what is below it (`flights`,
+//! `upstream`) fetch what other servers know. `active_setup` is the configuration in use,
+//! `configuration` follows its sources, `zone_updater` the cluster, and `clients` the pods that ask;
+//! `agent` puts all of it together. Which names exist is decided in `roadstead-zone`.
 
+mod active_setup;
 pub mod agent;
-pub mod cache;
+mod chance;
 pub mod clients;
 pub mod configuration;
-pub mod corefile;
 mod files;
-mod follow;
-pub mod limit;
-pub mod memory;
-pub mod message;
+mod flights;
 pub mod metrics;
+pub mod own_lookups;
 mod programmed;
 pub mod publish;
-pub mod reply;
+mod query_log;
 pub mod resolve;
-pub mod respond;
-pub mod search;
 pub mod server;
-pub mod setup;
 mod shares;
+mod tasks;
 pub mod tcp;
-#[cfg(test)]
-mod testing;
-pub mod transfer;
-pub mod turns;
 pub mod udp;
-pub mod upstream;
-mod write;
+mod upstream;
+mod zone_updater;

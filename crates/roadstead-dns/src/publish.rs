@@ -37,23 +37,23 @@ impl<T> Published<T> {
     }
 
     /// A reader for one thread.
-    pub fn reader(self: &Arc<Self>) -> Reader<T> {
+    pub(crate) fn reader(self: &Arc<Self>) -> PublishedReader<T> {
         let seen = self.generation.load(Ordering::Acquire);
-        Reader { source: self.clone(), seen, current: self.get() }
+        PublishedReader { source: self.clone(), seen, current: self.get() }
     }
 }
 
 /// One thread's view of the newest value.
 #[derive(Debug)]
-pub struct Reader<T> {
+pub(crate) struct PublishedReader<T> {
     source: Arc<Published<T>>,
     seen: u64,
     current: Arc<T>,
 }
 
-impl<T> Reader<T> {
+impl<T> PublishedReader<T> {
     /// The newest value.
-    pub fn latest(&mut self) -> &Arc<T> {
+    pub(crate) fn latest(&mut self) -> &Arc<T> {
         let generation = self.source.generation.load(Ordering::Acquire);
         if generation != self.seen {
             self.current = self.source.get();

@@ -6,8 +6,9 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use roadstead_dns_core::rate_limit::{RateLimiter, RateLimits};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -15,11 +16,11 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::error;
 
-use crate::limit::{Limiter, Limits};
+use crate::chance;
 use crate::metrics::{Counters, Metrics};
 use crate::resolve::Resolver;
 use crate::tcp;
-use crate::udp::{Worker, answer_late, batch};
+use crate::udp::{DatagramWorker, answer_late, batch};
 
 /// Room for a burst of queries while we are busy.
 const RECEIVE_BUFFER: usize = 4 << 20;
@@ -30,12 +31,14 @@ const NOTICE: Duration = Duration::from_secs(1);
 
 /// Sockets that are bound, but not served yet.
 #[derive(Debug)]
-pub struct Server {
+pub struct DnsServer {
     udp: Vec<Vec<Arc<UdpSocket>>>,
     tcp: Vec<std::net::TcpListener>,
+    /// Whether queries wait until everything that exists is in the zone, instead of failing.
+    pub(crate) waits_until_ready: bool,
 }
 
-impl Server {
+impl DnsServer {
     /// Binds UDP and TCP on every address, with a socket and so a thread per processor.
     pub fn bind(listen: &[SocketAddr]) -> io::Result<Self> {
         let threads = thread::available_parallelism().map_or(1, usize::from).min(16);
@@ -44,7 +47,7 @@ impl Server {
 
     /// Binds UDP and TCP on every address, with so many sockets for datagrams.
     pub fn bind_with(listen: &[SocketAddr], threads: usize) -> io::Result<Self> {
-        let mut server = Self { udp: Vec::new(), tcp: Vec::new() };
+        let mut server = Self { udp: Vec::new(), tcp: Vec::new(), waits_until_ready: false };
         for address in listen {
             let (first, tcp) = match pair(*address) {
                 Err(error) if is_dispensable(*address, listen, &error) => continue,
@@ -63,6 +66,14 @@ impl Server {
         Ok(server)
     }
 
+    /// The same sockets once more, for a server that follows another one. Whoever asks in between is not
+    /// refused, but waits until that server knows the cluster.
+    pub fn again(&self) -> io::Result<Self> {
+        let tcp = self.tcp.iter().map(std::net::TcpListener::try_clone);
+        let tcp = tcp.collect::<io::Result<_>>()?;
+        Ok(Self { udp: self.udp.clone(), tcp, waits_until_ready: true })
+    }
+
     /// The addresses on which it can be reached.
     pub fn addresses(&self) -> io::Result<Vec<SocketAddr>> {
         self.udp.iter().filter_map(|all| all.first()).map(|one| one.local_addr()).collect()
@@ -76,10 +87,12 @@ impl Server {
         self,
         resolver: Arc<Resolver>,
         metrics: &Metrics,
-        limits: &Limits,
+        limits: &RateLimits,
         stop: CancellationToken,
     ) -> io::Result<()> {
         metrics.register(resolver.counters.clone());
+        let port = self.addresses()?.first().map_or(0, SocketAddr::port);
+        metrics.describe(resolver.counted_zones.clone(), port);
         let (late, queries) = mpsc::channel(MOST_LATE);
         let over = Over(Arc::new(AtomicBool::new(false)));
         let gone = CancellationToken::new();
@@ -87,12 +100,12 @@ impl Server {
         for (at, socket) in self.udp.iter().flatten().enumerate() {
             let counters = Arc::new(Counters::default());
             metrics.register(counters.clone());
-            let worker = Worker {
+            let worker = DatagramWorker {
                 socket: socket.clone(),
                 resolver: resolver.clone(),
                 late: late.clone(),
                 counters,
-                limiter: Limiter::new(limits.clone()),
+                limiter: RateLimiter::new(limits.clone(), chance::number(), Instant::now()),
                 stop: over.0.clone(),
             };
             let thread = thread::Builder::new().name(format!("dns-{at}"));
@@ -116,6 +129,8 @@ impl Server {
             _ = tasks.join_next() => Some("a task for streams or for questions to others"),
         };
         drop(over);
+        drop(tasks);
+        resolver.tasks.end().await;
         wake(self.udp.iter().flatten());
         let ended = tokio::task::spawn_blocking(move || {
             threads.into_iter().all(|thread| thread.join().is_ok())

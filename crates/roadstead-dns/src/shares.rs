@@ -14,18 +14,18 @@ const FREE: usize = 3;
 #[derive(Debug)]
 pub(crate) struct Shares {
     most: usize,
-    taken: Mutex<Taken>,
+    taken: Mutex<TakenShares>,
 }
 
 #[derive(Debug, Default)]
-struct Taken {
+struct TakenShares {
     all: usize,
     by_client: HashMap<IpAddr, usize>,
 }
 
 /// Why there is no place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub(crate) enum ShareRefusal {
     /// All are taken.
     Full,
     /// The client has its share.
@@ -34,42 +34,42 @@ pub(crate) enum Refusal {
 
 /// A place, which is free again when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct Share {
     shares: Arc<Shares>,
     client: Option<IpAddr>,
 }
 
 impl Shares {
     /// So many places; 0 is without limit.
-    pub fn new(most: usize) -> Arc<Self> {
+    pub(crate) fn new(most: usize) -> Arc<Self> {
         let most = if most == 0 { usize::MAX } else { most };
         Arc::new(Self { most, taken: Mutex::default() })
     }
 
-    fn taken(&self) -> MutexGuard<'_, Taken> {
+    fn taken(&self) -> MutexGuard<'_, TakenShares> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes a place. What is nobody's own has no share.
-    pub fn take(self: &Arc<Self>, client: Option<IpAddr>) -> Result<Place, Refusal> {
+    pub(crate) fn take(self: &Arc<Self>, client: Option<IpAddr>) -> Result<Share, ShareRefusal> {
         let mut taken = self.taken();
         let free = self.most - taken.all;
         if free == 0 {
-            return Err(Refusal::Full);
+            return Err(ShareRefusal::Full);
         }
         if let Some(client) = client {
             let own = taken.by_client.entry(client).or_default();
             if *own > 0 && own.saturating_mul(FREE) >= free {
-                return Err(Refusal::Share);
+                return Err(ShareRefusal::Share);
             }
             *own += 1;
         }
         taken.all += 1;
-        Ok(Place { shares: self.clone(), client })
+        Ok(Share { shares: self.clone(), client })
     }
 }
 
-impl Drop for Place {
+impl Drop for Share {
     fn drop(&mut self) {
         let mut taken = self.shares.taken();
         taken.all -= 1;
@@ -121,9 +121,9 @@ mod tests {
         let shares = Shares::new(2);
         let client = Some(IpAddr::from([10, 0, 0, 1]));
         let first = shares.take(client).unwrap();
-        assert_eq!(shares.take(client).err(), Some(Refusal::Share));
+        assert_eq!(shares.take(client).err(), Some(ShareRefusal::Share));
         let second = shares.take(None).unwrap();
-        assert_eq!(shares.take(None).err(), Some(Refusal::Full));
+        assert_eq!(shares.take(None).err(), Some(ShareRefusal::Full));
         drop((first, second));
         assert!(shares.take(client).is_ok());
         assert_eq!(shares.taken().all, 0);

@@ -12,18 +12,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use roadstead_dns_core::message::question_type;
+use roadstead_dns_core::respond::{MAX_REPLY, Response, Transport};
+use roadstead_dns_core::transfer;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio::time;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use tracing::warn;
 
+use crate::metrics::Answered;
+use crate::query_log::log;
 use crate::resolve::Resolver;
-use crate::respond::{MAX_REPLY, Response, Transport};
-use crate::transfer;
-use crate::udp::{kind, log};
 
 /// How many connections may be open at a time.
 const MOST: usize = 10_240;
@@ -43,32 +46,36 @@ const MOST_UNSENT: usize = 256 << 10;
 
 /// Accepts connections until `stop`.
 pub async fn serve(listener: TcpListener, resolver: Arc<Resolver>, stop: CancellationToken) {
-    let crowd = Arc::new(Crowd::default());
+    let connections = Arc::new(Connections::default());
     let most = room();
+    let conversations = TaskTracker::new();
     loop {
         let accepted = tokio::select! {
-            () = stop.cancelled() => return,
+            () = stop.cancelled() => break,
             accepted = listener.accept() => accepted,
         };
         let Ok((stream, peer)) = accepted.inspect_err(|error| warn!(%error, "cannot accept"))
         else {
             // Most likely there are too many open files: some of them can be spared.
-            let now = crowd.lock().all.len().max(1);
-            crowd.lock().make_room(now, None);
+            let now = connections.lock().all.len().max(1);
+            connections.lock().make_room(now, None);
             time::sleep(Duration::from_millis(20)).await;
             continue;
         };
         let _ = stream.set_nodelay(true);
         let client = peer.ip().to_canonical();
-        crowd.lock().make_room(most, Some(client));
-        let guest = crowd.enter(client, stop.child_token());
-        let (resolver, crowd) = (resolver.clone(), crowd.clone());
-        tokio::spawn(async move {
-            let talk = converse(stream, peer, &resolver, &guest);
-            let _ = guest.leave.run_until_cancelled(talk).await;
-            crowd.lock().remove(guest.number);
+        connections.lock().make_room(most, Some(client));
+        let connection = connections.enter(client, stop.child_token());
+        let (resolver, connections) = (resolver.clone(), connections.clone());
+        conversations.spawn(async move {
+            let talk = converse(stream, peer, &resolver, &connection);
+            let _ = connection.leave.run_until_cancelled(talk).await;
+            connections.lock().remove(connection.number);
         });
     }
+    // Each of them has been told as well.
+    conversations.close();
+    conversations.wait().await;
 }
 
 /// Lets the process open as many files as the system permits, which is usually far more than it gives
@@ -92,20 +99,20 @@ fn room() -> usize {
 
 /// All who are connected.
 #[derive(Debug, Default)]
-struct Crowd {
+struct Connections {
     next: AtomicU64,
-    guests: Mutex<Guests>,
+    table: Mutex<ConnectionTable>,
 }
 
 /// Connections by number, and how many each client has.
 #[derive(Debug, Default)]
-struct Guests {
-    all: HashMap<u64, Arc<Guest>>,
+struct ConnectionTable {
+    all: HashMap<u64, Arc<Connection>>,
     clients: HashMap<IpAddr, usize>,
 }
 
 #[derive(Debug)]
-struct Guest {
+struct Connection {
     number: u64,
     client: IpAddr,
     /// When it last said something, in milliseconds.
@@ -114,7 +121,7 @@ struct Guest {
     leave: CancellationToken,
 }
 
-impl Guest {
+impl Connection {
     fn touch(&self) {
         let now = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.active.store(now, Ordering::Relaxed);
@@ -125,32 +132,33 @@ impl Guest {
     }
 }
 
-impl Crowd {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Guests> {
-        self.guests.lock().unwrap_or_else(PoisonError::into_inner)
+impl Connections {
+    fn lock(&self) -> std::sync::MutexGuard<'_, ConnectionTable> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn enter(&self, client: IpAddr, leave: CancellationToken) -> Arc<Guest> {
+    fn enter(&self, client: IpAddr, leave: CancellationToken) -> Arc<Connection> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let active = AtomicU64::new(0);
-        let guest = Arc::new(Guest { number, client, active, began: Instant::now(), leave });
-        let mut guests = self.lock();
-        guests.all.insert(number, guest.clone());
-        *guests.clients.entry(client).or_default() += 1;
-        guest
+        let connection =
+            Arc::new(Connection { number, client, active, began: Instant::now(), leave });
+        let mut table = self.lock();
+        table.all.insert(number, connection.clone());
+        *table.clients.entry(client).or_default() += 1;
+        connection
     }
 }
 
-impl Guests {
-    fn remove(&mut self, number: u64) -> Option<Arc<Guest>> {
-        let guest = self.all.remove(&number)?;
-        if let Entry::Occupied(mut count) = self.clients.entry(guest.client) {
+impl ConnectionTable {
+    fn remove(&mut self, number: u64) -> Option<Arc<Connection>> {
+        let connection = self.all.remove(&number)?;
+        if let Entry::Occupied(mut count) = self.clients.entry(connection.client) {
             *count.get_mut() -= 1;
             if *count.get() == 0 {
                 count.remove();
             }
         }
-        Some(guest)
+        Some(connection)
     }
 
     /// Sends some away if there are that many, or if one client has more than its share of them.
@@ -158,7 +166,7 @@ impl Guests {
         let share = (most / FOR_ONE).max(1);
         let greedy = client.filter(|client| self.clients.get(client).is_some_and(|n| *n >= share));
         match greedy {
-            Some(client) => self.send_away(share, |guest| guest.client == client),
+            Some(client) => self.send_away(share, |connection| connection.client == client),
             None if self.all.len() >= most => self.send_away(most, |_| true),
             None => {}
         }
@@ -166,16 +174,17 @@ impl Guests {
 
     /// Sends away those who have been silent for longest: some at a time, so that a flood does not
     /// make us search for each one; but only some, because others wait while they leave.
-    fn send_away(&mut self, of: usize, whom: impl Fn(&Guest) -> bool) {
-        let some = self.all.values().filter(|guest| whom(guest));
-        let mut some: Vec<_> = some.map(|guest| (guest.silent_since(), guest.number)).collect();
+    fn send_away(&mut self, of: usize, whom: impl Fn(&Connection) -> bool) {
+        let some = self.all.values().filter(|connection| whom(connection));
+        let mut some: Vec<_> =
+            some.map(|connection| (connection.silent_since(), connection.number)).collect();
         let count = (of / 64).max(1);
         if count < some.len() {
             some.select_nth_unstable(count);
         }
         for (_, number) in some.into_iter().take(count) {
-            if let Some(guest) = self.remove(number) {
-                guest.leave.cancel();
+            if let Some(connection) = self.remove(number) {
+                connection.leave.cancel();
             }
         }
     }
@@ -185,27 +194,27 @@ async fn converse(
     mut stream: TcpStream,
     peer: SocketAddr,
     resolver: &Arc<Resolver>,
-    guest: &Guest,
+    connection: &Connection,
 ) -> io::Result<()> {
-    let mut late = Late::default();
+    let mut late = LateReplies::default();
     let (mut input, mut output) = (Vec::new(), Vec::new());
     let mut over = false;
     // Whoever asks nothing more may still wait for answers (RFC 1035, 4.2.2).
-    while !over || late.waiting > 0 {
+    while !over || late.len() > 0 {
         tokio::select! {
-            reply = late.next(), if late.waiting > 0 => frame(&mut output, &reply),
-            read = read_some(&mut stream, &mut input), if !over && late.waiting < MOST_LATE => {
+            reply = late.next(), if late.len() > 0 => frame(&mut output, &reply),
+            read = read_some(&mut stream, &mut input), if !over && late.len() < MOST_LATE => {
                 over = read? == 0;
-                guest.touch();
+                connection.touch();
             }
         }
         let mut used = 0;
         while let Some(query) = next(&input[used..]) {
             used += 2 + query.len();
             match answer(resolver, query, &peer, &mut output) {
-                Verdict::Done => {}
-                Verdict::Leave => return Ok(()),
-                Verdict::Late => late.ask(resolver, query.to_vec(), peer),
+                QueryOutcome::Done => {}
+                QueryOutcome::Leave => return Ok(()),
+                QueryOutcome::Late => late.ask(resolver, query.to_vec(), peer),
             }
             if output.len() > MOST_UNSENT {
                 send(&mut stream, &mut output).await?;
@@ -242,41 +251,50 @@ async fn read_some(stream: &mut TcpStream, input: &mut Vec<u8>) -> io::Result<us
     time::timeout(IDLE, read).await.unwrap_or(Ok(0))
 }
 
-/// The queries of one connection that others have to be asked about.
+/// The queries of one connection that others have to be asked about. They end with it.
 #[derive(Debug, Default)]
-struct Late {
-    waiting: usize,
+struct LateReplies {
     /// Made when there is the first one: few connections have any.
-    replies: Option<Replies>,
+    waiting: Option<JoinSet<Vec<u8>>>,
 }
 
-type Replies = (mpsc::Sender<Vec<u8>>, mpsc::Receiver<Vec<u8>>);
+impl LateReplies {
+    fn len(&self) -> usize {
+        self.waiting.as_ref().map_or(0, JoinSet::len)
+    }
 
-impl Late {
     /// The next reply.
     async fn next(&mut self) -> Vec<u8> {
-        let Some((_, replies)) = &mut self.replies else { return std::future::pending().await };
-        let reply = replies.recv().await.unwrap_or_default();
-        self.waiting -= 1;
-        reply
+        let Some(waiting) = &mut self.waiting else { return std::future::pending().await };
+        match waiting.join_next().await {
+            Some(reply) => reply.unwrap_or_default(),
+            None => std::future::pending().await,
+        }
     }
 
     fn ask(&mut self, resolver: &Arc<Resolver>, query: Vec<u8>, peer: SocketAddr) {
-        let (sender, _) = self.replies.get_or_insert_with(|| mpsc::channel(MOST_LATE));
-        let (sender, resolver) = (sender.clone(), resolver.clone());
-        self.waiting += 1;
-        tokio::spawn(async move {
+        let resolver = resolver.clone();
+        self.waiting.get_or_insert_default().spawn(async move {
             let began = Instant::now();
             let reply = resolver.finish(&query, Transport::Tcp, Some(peer.ip())).await;
             let reply = reply.unwrap_or_default();
             let code = reply.get(3).map_or(0, |flags| flags & 0x0f);
-            resolver.counters.answered(kind(&query), Transport::Tcp, code);
+            count(&resolver, &query, &peer, code);
             resolver.counters.took(began.elapsed(), 1);
-            log(&resolver.setup.get(), &query, &peer, &reply);
-            // The client may have left.
-            let _ = sender.send(reply).await;
+            log(&resolver.setup.get().setup, &query, &peer, &reply);
+            reply
         });
     }
+}
+
+fn count(resolver: &Resolver, query: &[u8], peer: &SocketAddr, code: u8) {
+    resolver.counters.answered(&Answered {
+        kind: question_type(query),
+        transport: Transport::Tcp,
+        client: peer.ip(),
+        zone: resolver.setup.get().counted_zone(query),
+        code,
+    });
 }
 
 /// The first complete query.
@@ -290,7 +308,7 @@ fn frame(output: &mut Vec<u8>, reply: &[u8]) {
     output.extend(reply);
 }
 
-enum Verdict {
+enum QueryOutcome {
     Done,
     Late,
     Leave,
@@ -301,29 +319,34 @@ thread_local! {
     static SCRATCH: std::cell::RefCell<Vec<u8>> = std::cell::RefCell::new(vec![0; MAX_REPLY]);
 }
 
-fn answer(resolver: &Resolver, query: &[u8], peer: &SocketAddr, output: &mut Vec<u8>) -> Verdict {
-    if transfer::is_wanted(kind(query)) {
-        let (zone, setup) = (resolver.zone.get(), resolver.setup.get());
-        if let Some(messages) = transfer::messages(&zone, &setup, query, peer.ip()) {
+fn answer(
+    resolver: &Resolver,
+    query: &[u8],
+    peer: &SocketAddr,
+    output: &mut Vec<u8>,
+) -> QueryOutcome {
+    if transfer::is_wanted(question_type(query)) {
+        let (zone, active) = (resolver.zone.get(), resolver.setup.get());
+        if let Some(messages) = transfer::messages(&zone, &active.setup, query, peer.ip()) {
             messages.iter().for_each(|message| frame(output, message));
-            resolver.counters.answered(kind(query), Transport::Tcp, 0);
-            return Verdict::Done;
+            count(resolver, query, peer, 0);
+            return QueryOutcome::Done;
         }
     }
     SCRATCH.with_borrow_mut(|buffer| {
         let response = resolver.respond(query, Transport::Tcp, Some(peer.ip()), buffer);
         match response {
-            Response::Ignore => Verdict::Leave,
-            Response::Forward => Verdict::Late,
+            Response::Ignore => QueryOutcome::Leave,
+            Response::Forward => QueryOutcome::Late,
             Response::Reply(length) | Response::Remembered(length) => {
                 if response == Response::Remembered(length) {
                     resolver.counters.hit(buffer);
                 }
                 let code = buffer[3] & 0x0f;
-                log(&resolver.setup.get(), query, peer, buffer);
-                resolver.counters.answered(kind(query), Transport::Tcp, code);
+                log(&resolver.setup.get().setup, query, peer, buffer);
+                count(resolver, query, peer, code);
                 frame(output, &buffer[..length]);
-                Verdict::Done
+                QueryOutcome::Done
             }
         }
     })
@@ -333,22 +356,23 @@ fn answer(resolver: &Resolver, query: &[u8], peer: &SocketAddr, output: &mut Vec
 mod tests {
     use super::*;
     use crate::publish::Published;
-    use crate::setup::Setup;
+    use roadstead_dns_core::setup::Setup;
     use roadstead_zone::name::Name;
+    use roadstead_zone::seed::Seed;
     use roadstead_zone::zone::Keeper;
 
     /// Lets clients in, one after the other; returns how many connections each has at the end.
-    fn crowd(most: usize, clients: &str) -> String {
-        let crowd = Crowd::default();
+    fn connections(most: usize, clients: &str) -> String {
+        let connections = Connections::default();
         for client in clients.bytes() {
             let client = IpAddr::from([10, 0, 0, client]);
-            crowd.lock().make_room(most, Some(client));
-            crowd.enter(client, CancellationToken::new());
+            connections.lock().make_room(most, Some(client));
+            connections.enter(client, CancellationToken::new());
         }
-        let guests = crowd.lock();
-        let mut counts: Vec<_> = guests.clients.iter().collect();
+        let table = connections.lock();
+        let mut counts: Vec<_> = table.clients.iter().collect();
         counts.sort_unstable();
-        assert_eq!(guests.all.len(), counts.iter().map(|(_, count)| **count).sum::<usize>());
+        assert_eq!(table.all.len(), counts.iter().map(|(_, count)| **count).sum::<usize>());
         let last =
             |client: &IpAddr| client.to_string().rsplit('.').next().unwrap().parse().unwrap();
         let text = counts.iter().map(|(client, count)| {
@@ -366,7 +390,7 @@ mod tests {
             ("too many in all", 4, "abcde", "b1 c1 d1 e1"),
             ("the one that is there longest", 4, "aaaa", "a1"),
         ] {
-            assert_eq!(crowd(most, clients), want, "{name}");
+            assert_eq!(connections(most, clients), want, "{name}");
         }
     }
 
@@ -376,12 +400,13 @@ mod tests {
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         client.write_all(bytes).await.unwrap();
         let (stream, peer) = listener.accept().await.unwrap();
-        let guest = Crowd::default().enter(peer.ip(), CancellationToken::new());
-        let zone = roadstead_zone::settings::Settings::new(&Name::parse("cluster.local").unwrap());
-        let zone = Published::new(Keeper::new(zone, 1).snapshot());
-        let resolver = Resolver::new(zone, Published::new(Arc::new(Setup::standard(None))));
+        let connection = Connections::default().enter(peer.ip(), CancellationToken::new());
+        let zone =
+            roadstead_zone::settings::ZoneSettings::new(&Name::parse("cluster.local").unwrap());
+        let zone = Published::new(Keeper::new(zone, 1, Seed::new(1)).snapshot());
+        let resolver = Resolver::new(zone, Setup::standard(None));
         let began = time::Instant::now();
-        converse(stream, peer, &resolver, &guest).await.unwrap();
+        converse(stream, peer, &resolver, &connection).await.unwrap();
         began.elapsed()
     }
 

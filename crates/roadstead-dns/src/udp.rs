@@ -5,30 +5,31 @@
 //! names of the cluster never wait for them.
 
 use std::io;
-use std::net::UdpSocket;
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use roadstead_zone::name::Name;
+use roadstead_dns_core::clients::Clients;
+use roadstead_dns_core::message::{HEADER_LENGTH, question_type};
+use roadstead_dns_core::rate_limit::{RateLimiter, RateVerdict};
+use roadstead_dns_core::reply::{ResponseCode, bare};
+use roadstead_dns_core::respond::{QueryContext, Response, Transport, respond};
+use roadstead_dns_core::rotation::Rotation;
+use roadstead_dns_core::search::Querier;
 use roadstead_zone::zone::Zone;
 use tokio::sync::mpsc;
-use tracing::{debug, info};
+use tracing::debug;
 
-use self::batch::{Batch, Origin};
-use crate::clients::Clients;
-use crate::limit::{Limiter, Verdict};
-use crate::message::{HEADER_LENGTH, read_name, read_u16};
-use crate::metrics::Counters;
-use crate::publish::Reader;
-use crate::reply::Code;
+use self::batch::{DatagramBatch, QueryOrigin};
+use crate::active_setup::ActiveSetup;
+use crate::chance;
+use crate::metrics::{Answered, Counters};
+use crate::publish::PublishedReader;
+use crate::query_log::log;
 use crate::resolve::Resolver;
-use crate::respond::{Context, Response, Transport, respond};
-use crate::search::Asking;
-use crate::setup::{LoggedEnd, Setup};
 use crate::shares::Shares;
-use crate::turns::Turns;
 
 pub mod batch;
 mod gather;
@@ -37,39 +38,43 @@ mod gather;
 const MOST_WAITING: usize = 10_000;
 
 /// A query for others.
-pub struct Late {
+pub(crate) struct LateQuery {
     query: Box<[u8]>,
-    origin: Origin,
+    origin: QueryOrigin,
     socket: Arc<UdpSocket>,
 }
 
 /// What a thread reads.
-type Readers<'a> = (&'a mut Reader<Zone>, &'a mut Reader<Setup>, &'a mut Reader<Clients>);
+type Readers<'a> = (
+    &'a mut PublishedReader<Zone>,
+    &'a mut PublishedReader<ActiveSetup>,
+    &'a mut PublishedReader<Clients>,
+);
 
 /// One thread's own things.
-pub struct Worker {
+pub(crate) struct DatagramWorker {
     /// Where queries come from.
     pub socket: Arc<UdpSocket>,
     /// What is known.
     pub resolver: Arc<Resolver>,
     /// Where queries for others go.
-    pub late: mpsc::Sender<Late>,
+    pub late: mpsc::Sender<LateQuery>,
     /// What it counts.
     pub counters: Arc<Counters>,
     /// The budgets of strangers.
-    pub limiter: Limiter,
+    pub limiter: RateLimiter,
     /// Set when it is over.
     pub stop: Arc<AtomicBool>,
 }
 
-impl Worker {
+impl DatagramWorker {
     /// Answers until stopped. The socket has a timeout, so that stopping is noticed.
-    pub fn run(mut self) {
-        let mut batch = Batch::default();
+    pub(crate) fn run(mut self) {
+        let mut batch = DatagramBatch::default();
         let mut zone = self.resolver.zone.reader();
         let mut setup = self.resolver.setup.reader();
         let mut clients = self.resolver.clients.reader();
-        let turns = Turns::default();
+        let rotation = Rotation::new(chance::number());
         while !self.stop.load(Ordering::Relaxed) {
             let count = match batch.receive(self.socket.as_fd()) {
                 Ok(count) => count,
@@ -89,7 +94,7 @@ impl Worker {
             let began = Instant::now();
             for slot in 0..count {
                 let readers = (&mut zone, &mut setup, &mut clients);
-                self.answer(&mut batch, slot, readers, (turns.take(), began));
+                self.answer(&mut batch, slot, readers, (rotation.take(), began));
             }
             self.counters.dropped(batch.send(self.socket.as_fd()));
             let many = u32::try_from(count).unwrap_or(1).max(1);
@@ -99,7 +104,7 @@ impl Worker {
 
     fn answer(
         &mut self,
-        batch: &mut Batch,
+        batch: &mut DatagramBatch,
         slot: usize,
         (zone, setup, clients): Readers<'_>,
         (turn, now): (usize, Instant),
@@ -107,24 +112,28 @@ impl Worker {
         let (query, origin, reply) = batch.slot(slot);
         let Some(peer) = origin.peer() else { return };
         let known = || zone.latest().has_endpoint(peer.ip()) || clients.latest().knows(peer.ip());
-        let verdict = self.limiter.check(peer.ip(), known);
-        if verdict != Verdict::Answer {
+        let verdict = self.limiter.check(peer.ip(), now, known);
+        if verdict != RateVerdict::Answer {
             self.counters.limited();
-            if verdict == Verdict::Truncate && query.len() >= HEADER_LENGTH && query[2] & 0x80 == 0
+            if verdict == RateVerdict::Truncate
+                && query.len() >= HEADER_LENGTH
+                && query[2] & 0x80 == 0
             {
-                let length = crate::reply::bare(query, Code::NoError, reply);
+                let length = bare(query, ResponseCode::NoError, reply);
                 reply[2] |= 0x02;
                 batch.reply(slot, length);
             }
             return;
         }
-        let context = Context {
+        let active = setup.latest();
+        let context = QueryContext {
             zone: zone.latest(),
-            setup: setup.latest(),
+            setup: &active.setup,
+            answers: &active.answers,
             transport: Transport::Udp,
             turn,
             now,
-            asking: Some(Asking { clients: clients.latest(), address: peer.ip() }),
+            querier: Some(Querier { clients: clients.latest(), address: peer.ip() }),
         };
         let response = respond(&context, query, reply);
         match response {
@@ -134,12 +143,18 @@ impl Worker {
                     self.counters.hit(reply);
                 }
                 log(context.setup, query, &peer, reply);
-                self.counters.answered(kind(query), Transport::Udp, reply[3] & 0x0f);
+                self.counters.answered(&Answered {
+                    kind: question_type(query),
+                    transport: Transport::Udp,
+                    client: peer.ip(),
+                    zone: active.counted_zone(query),
+                    code: reply[3] & 0x0f,
+                });
                 batch.reply(slot, length);
             }
             Response::Forward => {
                 let socket = self.socket.clone();
-                let late = Late { query: query.into(), origin: origin.clone(), socket };
+                let late = LateQuery { query: query.into(), origin: origin.clone(), socket };
                 if self.late.try_send(late).is_err() {
                     self.counters.dropped(1);
                 }
@@ -148,35 +163,13 @@ impl Worker {
     }
 }
 
-/// Logs a query, if the rules for its name say so.
-pub fn log(setup: &Setup, query: &[u8], peer: &std::net::SocketAddr, reply: &[u8]) {
-    if setup.blocks.iter().all(|block| block.logs.is_empty()) {
-        return;
-    }
-    let Some((name, _)) = read_name(query, HEADER_LENGTH) else { return };
-    let (lower, code) = (name.wire().to_ascii_lowercase(), reply.get(3).map_or(0, |b| b & 0x0f));
-    if setup.block(&lower).is_some_and(|block| block.logs(&lower, LoggedEnd::of(reply))) {
-        let name = Name::from_wire(name.wire()).map(|name| name.to_string());
-        info!(%peer, name = name.unwrap_or_default(), kind = kind(query), code, "query");
-    }
-}
-
-/// The type that a query asks for.
-pub fn kind(query: &[u8]) -> u16 {
-    let mut at = HEADER_LENGTH;
-    while let Some(length) = query.get(at).filter(|length| **length > 0) {
-        at += 1 + usize::from(*length);
-    }
-    read_u16(query, at + 1).unwrap_or(0)
-}
-
 fn is_timeout(error: &io::Error) -> bool {
     use io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
     matches!(error.kind(), WouldBlock | TimedOut | Interrupted)
 }
 
 /// Has others asked, and sends the replies.
-pub async fn answer_late(mut queries: mpsc::Receiver<Late>, resolver: Arc<Resolver>) {
+pub(crate) async fn answer_late(mut queries: mpsc::Receiver<LateQuery>, resolver: Arc<Resolver>) {
     let room = Shares::new(MOST_WAITING);
     while let Some(late) = queries.recv().await {
         let peer = late.origin.peer();
@@ -185,15 +178,22 @@ pub async fn answer_late(mut queries: mpsc::Receiver<Late>, resolver: Arc<Resolv
             resolver.counters.dropped(1);
             continue;
         };
+        let tasks = &resolver.tasks;
         let resolver = resolver.clone();
-        tokio::spawn(async move {
+        tasks.spawn(async move {
             let began = Instant::now();
             if let Some(reply) = resolver.finish(&late.query, Transport::Udp, address).await {
                 if let Some(peer) = peer {
-                    log(&resolver.setup.get(), &late.query, &peer, &reply);
+                    log(&resolver.setup.get().setup, &late.query, &peer, &reply);
                 }
                 let code = reply.get(3).map_or(0, |flags| flags & 0x0f);
-                resolver.counters.answered(kind(&late.query), Transport::Udp, code);
+                resolver.counters.answered(&Answered {
+                    kind: question_type(&late.query),
+                    transport: Transport::Udp,
+                    client: address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
+                    zone: resolver.setup.get().counted_zone(&late.query),
+                    code,
+                });
                 resolver.counters.took(began.elapsed(), 1);
                 if let Err(error) = batch::send_one(late.socket.as_fd(), &late.origin, &reply) {
                     debug!(%error, "late reply not sent");

@@ -14,99 +14,40 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use futures::stream::{FuturesUnordered, StreamExt};
-use roadstead_zone::name::MAX_LENGTH;
+use roadstead_dns_core::cache::QuestionKey;
+use roadstead_dns_core::upstream::letters::SpelledQuestion;
+use roadstead_dns_core::upstream::question::{belongs, query};
+use roadstead_dns_core::upstream::rounds::Rounds;
+use roadstead_dns_core::upstream::{
+    UpstreamFailure, UpstreamGroup, UpstreamOptions, UpstreamPolicy,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::time;
 use tracing::{debug, info, warn};
 
-use self::letters::Question;
-use self::rounds::Rounds;
-use crate::cache::Key;
-use crate::message::{CLASS_INTERNET, HEADER_LENGTH, Query, TYPE_OPT, records};
-use crate::shares::{Refusal, Shares};
+use crate::shares::{ShareRefusal, Shares};
+use crate::tasks::Tasks;
 
-mod letters;
-mod rounds;
-
-/// The size of reply we take over UDP.
-const OUR_SIZE: u16 = 1232;
 /// How often a server that failed is tried.
 const PROBE_EVERY: Duration = Duration::from_millis(500);
 /// Bounds of how long the first server may think before the second is asked as well.
 const HEDGE: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(400)];
 
-/// Which server is asked first.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Policy {
-    /// The quickest.
-    #[default]
-    Quickest,
-    /// Any.
-    Random,
-    /// Each in turn.
-    RoundRobin,
-    /// In the order given.
-    Sequential,
-}
-
-/// What the operator chooses about asking others.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
-    /// Who is asked first.
-    pub policy: Policy,
-    /// How long one server may take. All together get twice as long: clients give up after five
-    /// seconds, and should hear before that that there is no answer.
-    pub timeout: Duration,
-    /// After how many failures in a row a server is left alone; 0 is never.
-    pub max_fails: u32,
-    /// How many questions may wait at a time, of which no client may have all; 0 is without limit.
-    pub most: usize,
-    /// Whether to use TCP always.
-    pub force_tcp: bool,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            policy: Policy::default(),
-            timeout: Duration::from_secs(2),
-            max_fails: 2,
-            most: 1000,
-            force_tcp: false,
-        }
-    }
-}
-
-/// Why nobody answered.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Failure {
-    /// Too many questions wait already.
-    #[error("too many questions wait for other servers")]
-    Busy,
-    /// Too many questions of that client wait already.
-    #[error("too many of your questions wait for other servers")]
-    Share,
-    /// None of the servers answered.
-    #[error("no answer from {0}")]
-    Silent(String),
-    /// The servers lead back to us.
-    #[error("the upstream {0} leads back to this server")]
-    Loop(SocketAddr),
-}
-
 /// Servers that know about the rest of the world.
 #[derive(Debug)]
-pub struct Upstreams {
-    servers: Vec<Arc<Server>>,
-    options: Options,
+pub(crate) struct Upstreams {
+    servers: Vec<Arc<Upstream>>,
+    options: UpstreamOptions,
     secret: RandomState,
     asked: AtomicU64,
     room: Arc<Shares>,
+    /// Those that find out whether a server is up again; they end with this.
+    probes: Tasks,
 }
 
 #[derive(Debug)]
-struct Server {
+struct Upstream {
     address: SocketAddr,
     /// A moving average of how long it takes, in microseconds.
     usual: AtomicU64,
@@ -123,9 +64,10 @@ struct Server {
 
 impl Upstreams {
     /// Servers, and how to use them.
-    pub fn new(servers: Vec<SocketAddr>, options: Options) -> Self {
+    pub(crate) fn new(group: UpstreamGroup) -> Self {
+        let UpstreamGroup { addresses, options } = group;
         let server = |address| {
-            Arc::new(Server {
+            Arc::new(Upstream {
                 address,
                 usual: AtomicU64::new(0),
                 failures: AtomicU32::new(0),
@@ -136,39 +78,44 @@ impl Upstreams {
             })
         };
         Self {
-            servers: servers.into_iter().map(server).collect(),
+            servers: addresses.into_iter().map(server).collect(),
             room: Shares::new(options.most),
             options,
             secret: RandomState::new(),
             asked: AtomicU64::new(0),
+            probes: Tasks::default(),
         }
     }
 
     /// The addresses of the servers.
-    pub fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
         self.servers.iter().map(|server| server.address)
     }
 
     /// How many servers do not work at the moment.
-    pub fn broken(&self) -> usize {
+    pub(crate) fn broken(&self) -> usize {
         self.servers.iter().filter(|server| server.is_down()).count()
     }
 
     /// Notes that a server leads back to us; it is not asked again.
-    pub fn condemn(&self, address: SocketAddr) {
+    pub(crate) fn condemn(&self, address: SocketAddr) {
         for server in self.servers.iter().filter(|server| server.address == address) {
             server.looping.store(true, Ordering::Relaxed);
         }
     }
 
     /// Asks one of the servers, and then others if need be, or the same again, on behalf of a client.
-    pub async fn ask(&self, key: &Key, client: Option<IpAddr>) -> Result<Vec<u8>, Failure> {
+    pub(crate) async fn ask(
+        &self,
+        key: &QuestionKey,
+        client: Option<IpAddr>,
+    ) -> Result<Vec<u8>, UpstreamFailure> {
         let _place = self.room.take(client).map_err(|refusal| match refusal {
-            Refusal::Full => Failure::Busy,
-            Refusal::Share => Failure::Share,
+            ShareRefusal::Full => UpstreamFailure::Busy,
+            ShareRefusal::Share => UpstreamFailure::Share,
         })?;
         let order = self.order()?;
-        let question = Question::new(query(key, self.random()), || self.random());
+        let question = SpelledQuestion::new(query(key, self.random()), || self.random());
         let mut rounds = Rounds::new(order.len());
         let mut waiting = FuturesUnordered::new();
         let mut best: Option<Vec<u8>> = None;
@@ -202,27 +149,27 @@ impl Upstreams {
             }
         }
         let names = || order.iter().map(|server| server.address.to_string()).collect::<Vec<_>>();
-        best.ok_or_else(|| Failure::Silent(names().join(", ")))
+        best.ok_or_else(|| UpstreamFailure::Silent(names().join(", ")))
     }
 
     /// Whom to ask, in this order. Servers that are down come last, in case all are.
-    fn order(&self) -> Result<Vec<Arc<Server>>, Failure> {
-        let looping = |server: &Server| server.looping.load(Ordering::Relaxed);
+    fn order(&self) -> Result<Vec<Arc<Upstream>>, UpstreamFailure> {
+        let looping = |server: &Upstream| server.looping.load(Ordering::Relaxed);
         let usable = self.servers.iter().filter(|server| !looping(server));
         let mut order: Vec<_> = usable.cloned().collect();
         if let (true, Some(server)) = (order.is_empty(), self.servers.first()) {
-            return Err(Failure::Loop(server.address));
+            return Err(UpstreamFailure::Loop(server.address));
         }
         let turn = usize::from(match self.options.policy {
-            Policy::Random => self.random(),
-            Policy::RoundRobin => {
+            UpstreamPolicy::Random => self.random(),
+            UpstreamPolicy::RoundRobin => {
                 u16::try_from(self.asked.fetch_add(1, Ordering::Relaxed) % 65_536).unwrap_or(0)
             }
-            Policy::Quickest | Policy::Sequential => 0,
+            UpstreamPolicy::Quickest | UpstreamPolicy::Sequential => 0,
         });
         let count = order.len().max(1);
         order.rotate_left(turn % count);
-        if self.options.policy == Policy::Quickest {
+        if self.options.policy == UpstreamPolicy::Quickest {
             order.sort_by_key(|server| server.usual.load(Ordering::Relaxed));
         }
         order.sort_by_key(|server| server.is_down());
@@ -237,8 +184,8 @@ impl Upstreams {
     /// Asks one server, and remembers how that went. Its number is returned with the result.
     async fn exchange(
         &self,
-        (number, server): (usize, &Arc<Server>),
-        question: &Question,
+        (number, server): (usize, &Arc<Upstream>),
+        question: &SpelledQuestion,
     ) -> (usize, io::Result<Vec<u8>>) {
         let began = Instant::now();
         let result = server.exchange(question, &self.options).await;
@@ -248,7 +195,7 @@ impl Upstreams {
                 debug!(server = %server.address, %error, "no answer from upstream");
                 server.failures.fetch_add(1, Ordering::Relaxed);
                 if self.options.max_fails > 0 {
-                    server.probe(self.options.clone());
+                    server.probe(self.options.clone(), &self.probes);
                 }
             }
         }
@@ -256,7 +203,7 @@ impl Upstreams {
     }
 }
 
-impl Server {
+impl Upstream {
     fn is_down(&self) -> bool {
         self.down.load(Ordering::Relaxed)
     }
@@ -277,8 +224,12 @@ impl Server {
         }
     }
 
-    async fn exchange(&self, question: &Question, options: &Options) -> io::Result<Vec<u8>> {
-        let Options { timeout, force_tcp, .. } = *options;
+    async fn exchange(
+        &self,
+        question: &SpelledQuestion,
+        options: &UpstreamOptions,
+    ) -> io::Result<Vec<u8>> {
+        let UpstreamOptions { timeout, force_tcp, .. } = *options;
         let folds = self.folds.load(Ordering::Relaxed);
         let query = if folds || force_tcp { &question.plain } else { &question.spelled };
         if force_tcp {
@@ -317,17 +268,16 @@ impl Server {
 
     /// Asks for the root's servers until there is an answer, in a task of its own. If there is none,
     /// and the server has failed often enough, it is down.
-    fn probe(self: &Arc<Self>, options: Options) {
+    fn probe(self: &Arc<Self>, options: UpstreamOptions, tasks: &Tasks) {
         if self.probing.swap(true, Ordering::Relaxed) {
             return;
         }
-        let server = Arc::downgrade(self);
-        tokio::spawn(async move {
-            let root = Key { name: [0].into(), kind: 2, dnssec: false, unchecked: false };
-            // When nobody uses the server any more, there is nothing to find out.
-            while let Some(server) = server.upgrade() {
+        let server = self.clone();
+        tasks.spawn(async move {
+            let root = QuestionKey { name: [0].into(), kind: 2, dnssec: false, unchecked: false };
+            loop {
                 let began = Instant::now();
-                let question = Question::new(query(&root, 1), || 0);
+                let question = SpelledQuestion::new(query(&root, 1), || 0);
                 match server.exchange(&question, &options).await {
                     Ok(_) => {
                         server.probing.store(false, Ordering::Relaxed);
@@ -335,7 +285,6 @@ impl Server {
                     }
                     Err(error) => server.failed_again(&error, options.max_fails),
                 }
-                drop(server);
                 time::sleep(PROBE_EVERY).await;
             }
         });
@@ -353,36 +302,6 @@ fn is_whole(reply: &[u8]) -> bool {
 
 fn is_failure(reply: &[u8]) -> bool {
     matches!(reply[3] & 0x0f, 2 | 5)
-}
-
-/// A query in our own name.
-pub fn query(key: &Key, identifier: u16) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(HEADER_LENGTH + MAX_LENGTH + 15);
-    bytes.extend(identifier.to_be_bytes());
-    // Recursion is desired; one question and one additional record.
-    bytes.extend([1, if key.unchecked { 0x10 } else { 0 }, 0, 1, 0, 0, 0, 0, 0, 1]);
-    bytes.extend(&key.name);
-    bytes.extend(key.kind.to_be_bytes());
-    bytes.extend(CLASS_INTERNET.to_be_bytes());
-    bytes.push(0);
-    bytes.extend(TYPE_OPT.to_be_bytes());
-    bytes.extend(OUR_SIZE.to_be_bytes());
-    bytes.extend([0, 0, if key.dnssec { 0x80 } else { 0 }, 0, 0, 0]);
-    bytes
-}
-
-/// A reply belongs to a query if it has its identifier and repeats its question; and it must be
-/// readable throughout.
-pub fn belongs(reply: &[u8], query: &[u8]) -> bool {
-    let question_end = Query::parse(query).map_or(HEADER_LENGTH, |query| query.question_end);
-    let question =
-        |bytes: &[u8]| bytes.get(HEADER_LENGTH..question_end).map(<[u8]>::to_ascii_lowercase);
-    let is_reply = reply.len() >= HEADER_LENGTH && reply[2] & 0x80 != 0;
-    is_reply
-        && reply[..2] == query[..2]
-        && reply[4..6] == [0, 1]
-        && question(reply) == question(query)
-        && records(reply).all(|record| record.is_ok())
 }
 
 async fn over_udp(server: SocketAddr, query: &[u8]) -> io::Result<Vec<u8>> {

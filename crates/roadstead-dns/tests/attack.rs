@@ -10,15 +10,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use roadstead_dns::limit::Limits;
 use roadstead_dns::metrics::Metrics;
 use roadstead_dns::publish::Published;
 use roadstead_dns::resolve::Resolver;
-use roadstead_dns::server::Server;
-use roadstead_dns::setup::Setup;
-use roadstead_dns::upstream::{Options, Upstreams};
+use roadstead_dns::server::DnsServer;
+use roadstead_dns_core::rate_limit::RateLimits;
+use roadstead_dns_core::setup::Setup;
+use roadstead_dns_core::upstream::UpstreamGroup;
 use roadstead_zone::name::Name;
-use roadstead_zone::settings::Settings;
+use roadstead_zone::seed::Seed;
+use roadstead_zone::settings::ZoneSettings;
 use roadstead_zone::zone::Keeper;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
@@ -208,16 +209,17 @@ fn choosy() -> SocketAddr {
 /// from outside.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_client_does_not_take_all_places() {
-    let keeper = Keeper::new(Settings::new(&Name::parse("cluster.local").unwrap()), 1);
-    let server = Server::bind_with(&["127.0.0.1:0".parse().unwrap()], 2).unwrap();
+    let keeper =
+        Keeper::new(ZoneSettings::new(&Name::parse("cluster.local").unwrap()), 1, Seed::new(1));
+    let server = DnsServer::bind_with(&["127.0.0.1:0".parse().unwrap()], 2).unwrap();
     let address = server.addresses().unwrap()[0];
-    let upstreams = Arc::new(Upstreams::new(vec![choosy()], Options::default()));
-    let setup = Published::new(Arc::new(Setup::standard(Some(upstreams))));
+    let upstreams = UpstreamGroup::new(vec![choosy()]);
+    let setup = Setup::standard(Some(upstreams));
     let resolver = Resolver::new(Published::new(keeper.snapshot()), setup);
     let stop = CancellationToken::new();
     let token = stop.clone();
     let serving = tokio::spawn(async move {
-        server.serve(resolver, &Metrics::default(), &Limits::default(), token).await
+        server.serve(resolver, &Metrics::default(), &RateLimits::default(), token).await
     });
     let asked = tokio::task::spawn_blocking(move || {
         let greedy = UdpSocket::bind("127.0.0.2:0").unwrap();
@@ -251,22 +253,23 @@ async fn one_client_does_not_take_all_places() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn latency_under_attack() {
-    let mut keeper = Keeper::new(Settings::new(&Name::parse("cluster.local").unwrap()), 1);
+    let mut keeper =
+        Keeper::new(ZoneSettings::new(&Name::parse("cluster.local").unwrap()), 1, Seed::new(1));
     let web = json!({"metadata": {"namespace": "prod", "name": "web"}, "spec": {"clusterIPs": ["10.96.0.1"]}});
     keeper.observe_service(&serde_json::from_value(web).unwrap());
     keeper.set_synced();
-    let server = Server::bind_with(&["127.0.0.1:0".parse().unwrap()], 2).unwrap();
+    let server = DnsServer::bind_with(&["127.0.0.1:0".parse().unwrap()], 2).unwrap();
     let address = server.addresses().unwrap()[0];
     // One upstream takes everything and says nothing, the other one is not there.
     let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
     let upstreams = vec![silent.local_addr().unwrap(), "127.0.0.1:1".parse().unwrap()];
-    let upstreams = Arc::new(Upstreams::new(upstreams, Options::default()));
-    let setup = Published::new(Arc::new(Setup::standard(Some(upstreams))));
+    let upstreams = UpstreamGroup::new(upstreams);
+    let setup = Setup::standard(Some(upstreams));
     let resolver = Resolver::new(Published::new(keeper.snapshot()), setup);
     let stop = CancellationToken::new();
     let token = stop.clone();
     let serving = tokio::spawn(async move {
-        server.serve(resolver, &Metrics::default(), &Limits::default(), token).await
+        server.serve(resolver, &Metrics::default(), &RateLimits::default(), token).await
     });
 
     let attacks: [(&str, Begin); 4] = [

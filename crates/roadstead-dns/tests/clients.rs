@@ -3,31 +3,32 @@
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hickory_proto::op::{Message, ResponseCode};
 use hickory_proto::rr::rdata::{A, SOA};
 use hickory_proto::rr::{Name as HickoryName, RData, Record, RecordType};
-use roadstead_dns::clients::Clients;
-use roadstead_dns::limit::Limits;
-use roadstead_dns::metrics::{Metrics, State};
+use roadstead_dns::metrics::{Gauges, Metrics};
 use roadstead_dns::publish::Published;
 use roadstead_dns::resolve::Resolver;
-use roadstead_dns::server::Server;
-use roadstead_dns::setup::Setup;
-use roadstead_dns::upstream::{Options, Upstreams};
+use roadstead_dns::server::DnsServer;
+use roadstead_dns_core::clients::Clients;
+use roadstead_dns_core::rate_limit::RateLimits;
+use roadstead_dns_core::setup::Setup;
+use roadstead_dns_core::upstream::UpstreamGroup;
 use roadstead_testkit::netns::{is_left_out, laboratory, run, try_run};
 use roadstead_zone::name::Name;
-use roadstead_zone::search::Search;
-use roadstead_zone::settings::Settings;
+use roadstead_zone::search::SearchList;
+use roadstead_zone::seed::Seed;
+use roadstead_zone::settings::ZoneSettings;
 use roadstead_zone::zone::Keeper;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 fn cluster() -> Keeper {
-    let mut settings = Settings::new(&Name::parse("cluster.local").unwrap());
+    let mut settings = ZoneSettings::new(&Name::parse("cluster.local").unwrap());
     settings.servers = vec!["127.0.0.1".parse().unwrap()];
-    let mut keeper = Keeper::new(settings, 1);
+    let mut keeper = Keeper::new(settings, 1, Seed::new(1));
     keeper.observe_namespace("default");
     for (name, spec) in [
         (
@@ -62,14 +63,14 @@ fn clients_of_others() {
         let stop = CancellationToken::new();
         let token = stop.clone();
         let zone = Published::new(cluster().snapshot());
-        let upstreams = Upstreams::new(vec![world], Options::default());
-        let setup = Published::new(Arc::new(Setup::standard(Some(upstreams.into()))));
+        let upstreams = UpstreamGroup::new(vec![world]);
+        let setup = Setup::standard(Some(upstreams));
         let resolver = Resolver::new(zone, setup);
         let metrics = Arc::new(Metrics::default());
         let (serving, counting) = (resolver.clone(), metrics.clone());
         let served = runtime.spawn(async move {
-            let server = Server::bind_with(&["0.0.0.0:53".parse().unwrap()], 1).unwrap();
-            server.serve(serving, &counting, &Limits::default(), token).await
+            let server = DnsServer::bind_with(&["0.0.0.0:53".parse().unwrap()], 1).unwrap();
+            server.serve(serving, &counting, &RateLimits::default(), token).await
         });
         std::thread::sleep(Duration::from_millis(300));
         dig();
@@ -211,12 +212,12 @@ fn musl() -> Option<String> {
 /// How many queries real resolvers send for a name, by themselves and with our help.
 fn searches(resolver: &Resolver, metrics: &Metrics) {
     let queries = || {
-        let page = metrics.page(&State::default());
+        let page = metrics.page(&Gauges::default());
         let lines = page.lines().filter(|line| line.starts_with("coredns_dns_requests_total"));
         lines.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum::<u64>()
     };
-    let search = Search::new(&SEARCHES.map(str::to_owned), 5).unwrap();
-    let helped = Arc::new(Clients::of([([127, 0, 0, 1].into(), search)]));
+    let search = SearchList::new(&SEARCHES.map(str::to_owned), 5).unwrap();
+    let helped = Arc::new(Clients::of([([127, 0, 0, 1].into(), search)], Instant::now()));
     let dig = "dig +search +noall +short".to_owned();
     // Both families, but for dig.
     let clients = [("getent ahosts".to_owned(), 2), (dig, 1)];

@@ -5,16 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use roadstead_dns::agent::{Config, serve};
-use roadstead_dns::limit::Limits;
+use roadstead_dns::agent::{Config, DnsAgent, Outputs};
 use roadstead_dns::metrics::Metrics;
 use roadstead_dns::publish::Published;
 use roadstead_dns::resolve::Resolver;
-use roadstead_dns::server::Server;
-use roadstead_dns::setup::Setup;
+use roadstead_dns::server::DnsServer;
+use roadstead_dns_core::rate_limit::RateLimits;
+use roadstead_dns_core::setup::Setup;
 use roadstead_testkit::cluster::FakeCluster;
 use roadstead_zone::name::Name;
-use roadstead_zone::settings::Settings;
+use roadstead_zone::seed::Seed;
+use roadstead_zone::settings::ZoneSettings;
 use roadstead_zone::zone::Keeper;
 use serde_json::{Value, json};
 use tokio::task;
@@ -62,19 +63,20 @@ fn client() -> UdpSocket {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_answer_is_older_than_its_question() {
-    let mut keeper = Keeper::new(Settings::new(&Name::parse("cluster.local").unwrap()), 1);
+    let mut keeper =
+        Keeper::new(ZoneSettings::new(&Name::parse("cluster.local").unwrap()), 1, Seed::new(1));
     keeper.observe_service(&serde_json::from_value(service()).unwrap());
     change(&mut keeper, 0);
     keeper.set_synced();
-    let server = Server::bind_with(&["127.0.0.1:0".parse().unwrap()], 2).unwrap();
+    let server = DnsServer::bind_with(&["127.0.0.1:0".parse().unwrap()], 2).unwrap();
     let address = server.addresses().unwrap()[0];
     let zone = Published::new(keeper.snapshot());
-    let setup = Published::new(Arc::new(Setup::standard(None)));
+    let setup = Setup::standard(None);
     let resolver = Resolver::new(zone.clone(), setup);
     let stop = CancellationToken::new();
     let token = stop.clone();
     let serving = tokio::spawn(async move {
-        server.serve(resolver, &Metrics::default(), &Limits::default(), token).await
+        server.serve(resolver, &Metrics::default(), &RateLimits::default(), token).await
     });
 
     let (published, over) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
@@ -130,12 +132,14 @@ async fn an_event_is_answered_at_once() {
     cluster.put("/api/v1/namespaces", json!({"metadata": {"name": "prod"}}));
     cluster.put("/api/v1/services", service());
     cluster.put(SLICES, slice(0));
-    let config = Config { zone: "cluster.local".into(), ..Config::default() };
-    let mut published = config.published.subscribe();
-    let server = Server::bind(&["127.0.0.1:0".parse().unwrap()]).unwrap();
+    let (config, outputs) = (Config::default(), Outputs::default());
+    let mut published = outputs.programmed.subscribe();
+    let server = DnsServer::bind(&["127.0.0.1:0".parse().unwrap()]).unwrap();
     let address = server.addresses().unwrap()[0];
     let stop = CancellationToken::new();
-    let serving = tokio::spawn(serve(cluster.client(), config, server, stop.clone()));
+    let serving = tokio::spawn(
+        DnsAgent { client: cluster.client(), config, outputs }.serve(server, stop.clone()),
+    );
     published.wait_for(|published| published.ready).await.unwrap();
     let times = task::spawn_blocking(move || {
         let socket = client();

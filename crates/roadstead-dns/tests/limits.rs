@@ -6,20 +6,20 @@
 use std::env;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use roadstead_dns::cache::Key;
-use roadstead_dns::limit::Limits;
 use roadstead_dns::metrics::Metrics;
 use roadstead_dns::publish::Published;
 use roadstead_dns::resolve::Resolver;
-use roadstead_dns::server::Server;
-use roadstead_dns::setup::Setup;
-use roadstead_dns::upstream::query as query_for;
+use roadstead_dns::server::DnsServer;
+use roadstead_dns_core::cache::QuestionKey;
+use roadstead_dns_core::rate_limit::RateLimits;
+use roadstead_dns_core::setup::Setup;
+use roadstead_dns_core::upstream::question::query as query_for;
 use roadstead_testkit::netns::{laboratory, run};
 use roadstead_zone::name::Name;
-use roadstead_zone::settings::Settings;
+use roadstead_zone::seed::Seed;
+use roadstead_zone::settings::ZoneSettings;
 use roadstead_zone::zone::Keeper;
 use serde_json::json;
 use tokio::runtime::Runtime;
@@ -35,8 +35,9 @@ struct Running {
 }
 
 fn serve(listen: &str, rate: u32) -> Running {
-    let limits = Limits { rate, friends: Vec::new() };
-    let mut keeper = Keeper::new(Settings::new(&Name::parse("cluster.local").unwrap()), 1);
+    let limits = RateLimits { rate, friends: Vec::new() };
+    let mut keeper =
+        Keeper::new(ZoneSettings::new(&Name::parse("cluster.local").unwrap()), 1, Seed::new(1));
     for (name, addresses) in [("web", json!(["10.96.0.1"])), ("big", json!(["None"]))] {
         let object = json!({"metadata": {"namespace": "prod", "name": name},
             "spec": {"clusterIPs": addresses}});
@@ -50,9 +51,9 @@ fn serve(listen: &str, rate: u32) -> Running {
     keeper.set_synced();
     let runtime = Runtime::new().unwrap();
     let stop = CancellationToken::new();
-    let server = Server::bind_with(&[listen.parse().unwrap()], 2).unwrap();
+    let server = DnsServer::bind_with(&[listen.parse().unwrap()], 2).unwrap();
     let address = server.addresses().unwrap()[0];
-    let setup = Published::new(Arc::new(Setup::standard(None)));
+    let setup = Setup::standard(None);
     let resolver = Resolver::new(Published::new(keeper.snapshot()), setup);
     let token = stop.clone();
     runtime.spawn(async move {
@@ -63,7 +64,7 @@ fn serve(listen: &str, rate: u32) -> Running {
 
 fn question(name: &str) -> Vec<u8> {
     let name = Name::parse(name).unwrap().wire().into();
-    query_for(&Key { name, kind: 1, dnssec: false, unchecked: false }, 7)
+    query_for(&QuestionKey { name, kind: 1, dnssec: false, unchecked: false }, 7)
 }
 
 /// How long each of some lookups took over UDP, in order; none may fail.

@@ -7,15 +7,16 @@ use std::time::{Duration, Instant};
 
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
-use roadstead_dns::agent::{Config, serve};
-use roadstead_dns::limit::Limits;
+use roadstead_dns::agent::{Config, DnsAgent, Outputs};
 use roadstead_dns::metrics::Metrics;
 use roadstead_dns::publish::Published;
 use roadstead_dns::resolve::Resolver;
-use roadstead_dns::server::{Server, everywhere};
-use roadstead_dns::setup::Setup;
+use roadstead_dns::server::{DnsServer, everywhere};
+use roadstead_dns_core::rate_limit::RateLimits;
+use roadstead_dns_core::setup::Setup;
 use roadstead_testkit::cluster::FakeCluster;
-use roadstead_zone::settings::Settings;
+use roadstead_zone::seed::Seed;
+use roadstead_zone::settings::ZoneSettings;
 use roadstead_zone::zone::Keeper;
 use serde_json::{Value, json};
 use tokio::task::{self, JoinHandle};
@@ -105,12 +106,17 @@ fn start_on(
     zone: &str,
     upstreams: Vec<SocketAddr>,
 ) -> Running {
-    let config = Config { zone: zone.into(), upstreams, ..Config::default() };
-    let published = config.published.subscribe();
-    let server = Server::bind(listen).unwrap();
+    let mut config = Config::default();
+    config.zone.domain = zone.into();
+    config.upstreams.addresses = upstreams;
+    let outputs = Outputs::default();
+    let published = outputs.programmed.subscribe();
+    let server = DnsServer::bind(listen).unwrap();
     let address = *server.addresses().unwrap().last().unwrap();
     let stop = CancellationToken::new();
-    let task = tokio::spawn(serve(cluster.client(), config, server, stop.clone()));
+    let task = tokio::spawn(
+        DnsAgent { client: cluster.client(), config, outputs }.serve(server, stop.clone()),
+    );
     Running { address, published, stop, task }
 }
 
@@ -211,18 +217,18 @@ async fn pairs_of_questions_do_not_favour_an_endpoint() {
 /// What is out of date is forgotten even if nobody asks anything.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_idle_server_keeps_only_the_newest_zone() {
-    let settings = Settings::new(&roadstead_zone::name::Name::parse("cluster.local").unwrap());
-    let zone = Published::new(Keeper::new(settings.clone(), 1).snapshot());
-    let setup = Published::new(Arc::new(Setup::standard(None)));
-    let server = Server::bind_with(&["127.0.0.1:0".parse().unwrap()], 2).unwrap();
+    let settings = ZoneSettings::new(&roadstead_zone::name::Name::parse("cluster.local").unwrap());
+    let zone = Published::new(Keeper::new(settings.clone(), 1, Seed::new(1)).snapshot());
+    let setup = Setup::standard(None);
+    let server = DnsServer::bind_with(&["127.0.0.1:0".parse().unwrap()], 2).unwrap();
     let stop = CancellationToken::new();
     let (resolver, token) = (Resolver::new(zone.clone(), setup), stop.clone());
     let task = tokio::spawn(async move {
-        server.serve(resolver, &Metrics::default(), &Limits::default(), token).await
+        server.serve(resolver, &Metrics::default(), &RateLimits::default(), token).await
     });
     tokio::time::sleep(Duration::from_millis(100)).await;
     let old = Arc::downgrade(&zone.get());
-    zone.publish(Keeper::new(settings, 2).snapshot());
+    zone.publish(Keeper::new(settings, 2, Seed::new(1)).snapshot());
     let began = Instant::now();
     while old.upgrade().is_some() {
         assert!(began.elapsed() < Duration::from_secs(10), "it is still there");
@@ -235,16 +241,17 @@ async fn an_idle_server_keeps_only_the_newest_zone() {
 /// The kernel would go on giving its share of the queries to the socket of a thread that is gone.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_lost_a_thread_ends() {
-    let settings = Settings::new(&roadstead_zone::name::Name::parse("cluster.local").unwrap());
-    let zone = Published::new(Keeper::new(settings, 1).snapshot());
+    let settings = ZoneSettings::new(&roadstead_zone::name::Name::parse("cluster.local").unwrap());
+    let zone = Published::new(Keeper::new(settings, 1, Seed::new(1)).snapshot());
     // No configuration can say so: replies may be longer than the buffer for them.
-    let setup = Setup { udp_size: 60_000, ..Setup::standard(None) };
-    let resolver = Resolver::new(zone, Published::new(Arc::new(setup)));
-    let server = Server::bind_with(&["127.0.0.1:0".parse().unwrap()], 2).unwrap();
+    let mut setup = Setup::standard(None);
+    setup.udp_size = 60_000;
+    let resolver = Resolver::new(zone, setup);
+    let server = DnsServer::bind_with(&["127.0.0.1:0".parse().unwrap()], 2).unwrap();
     let address = server.addresses().unwrap()[0];
     let task = tokio::spawn(async move {
         server
-            .serve(resolver, &Metrics::default(), &Limits::default(), CancellationToken::new())
+            .serve(resolver, &Metrics::default(), &RateLimits::default(), CancellationToken::new())
             .await
     });
     let mut message = Message::from_vec(&query("a.cluster.local.", RecordType::A)).unwrap();

@@ -9,6 +9,9 @@ use std::net::IpAddr;
 
 use roadstead_api::key::ObjectKey;
 
+/// The Leases of proxies whose nodes answer for load balancers have this label.
+pub const ANNOUNCES_LABEL: &str = "roadstead.dev/announces";
+
 /// The load balancer addresses of one Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Announced {

@@ -1,16 +1,19 @@
-//! Which known flows a change has made stale.
+//! Which flows of the kernel's connection tracking (conntrack) a change has made stale.
 //!
 //! The kernel remembers where it sends the packets of a flow for as long as they keep coming. TCP
 //! notices when the other end is gone; a client of UDP or SCTP may send into the void for ever.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
 use std::net::SocketAddr;
+
+use roadstead_api::key::ObjectKey;
 
 use crate::service::{Frontend, Protocol, ServicePortName};
 use crate::table::ForwardingTable;
 
 /// Where the flows of each frontend may go.
-pub type Flows = BTreeMap<Frontend, BTreeSet<SocketAddr>>;
+type Flows = BTreeMap<Frontend, BTreeSet<SocketAddr>>;
 
 /// Flows of a frontend that must be forgotten: all but those to these targets.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,9 +24,46 @@ pub struct FlowFilter {
     pub keep: BTreeSet<SocketAddr>,
 }
 
-/// Notes the flows of a service port of a table, if its protocol has any that can go stale. What it
-/// claims in vain has none of its flows. Of a frontend that changes hands, the first note counts.
-pub fn note(flows: &mut Flows, table: &ForwardingTable, name: &ServicePortName) {
+/// Finds the flows that go stale from one commit of an address family to the next.
+#[derive(Debug, Default)]
+pub struct FlowTracker {
+    /// Whether a commit has succeeded since we know of nothing that a predecessor did.
+    took_over: bool,
+    /// The Services that changed since the last good commit.
+    changed: BTreeSet<ObjectKey>,
+    /// Where their flows may go until the next one.
+    before: Flows,
+}
+
+impl FlowTracker {
+    /// Remembers where the flows of a Service go, before a table takes in a change of it. What the
+    /// kernel has refused so far changes nothing about that.
+    pub fn note_change(&mut self, table: &ForwardingTable, service: &ObjectKey) {
+        if self.took_over && self.changed.insert(service.clone()) {
+            let ports = table.ports_of(service);
+            ports.for_each(|(name, _)| add_flows(&mut self.before, table, &name));
+        }
+    }
+
+    /// The conntrack entries to delete after a commit has succeeded: what it made stale, and all
+    /// that the kernel refused before it. After the first one, those that lead where nothing
+    /// should.
+    pub fn stale_conntrack_flows(&mut self, table: &ForwardingTable) -> Vec<FlowFilter> {
+        let mut after = Flows::new();
+        if !mem::replace(&mut self.took_over, true) {
+            table.iter().for_each(|(name, _)| add_flows(&mut after, table, name));
+            return unexpected_flows(after);
+        }
+        for key in mem::take(&mut self.changed) {
+            table.ports_of(&key).for_each(|(name, _)| add_flows(&mut after, table, &name));
+        }
+        stale_flows(&mem::take(&mut self.before), &after)
+    }
+}
+
+/// Adds the flows of a service port of a table, if its protocol has any that can go stale. What it
+/// claims in vain has none of its flows. Of a frontend that changes hands, the first counts.
+fn add_flows(flows: &mut Flows, table: &ForwardingTable, name: &ServicePortName) {
     if name.protocol == Protocol::Tcp {
         return;
     }
@@ -37,7 +77,7 @@ pub fn note(flows: &mut Flows, table: &ForwardingTable, name: &ServicePortName) 
 
 /// What to forget after a change: flows to targets that are gone, and those of clients who called
 /// before there was anybody to answer.
-pub fn stale(before: &Flows, after: &Flows) -> Vec<FlowFilter> {
+fn stale_flows(before: &Flows, after: &Flows) -> Vec<FlowFilter> {
     let none = BTreeSet::new();
     let frontends: BTreeSet<_> = before.keys().chain(after.keys()).collect();
     let filter = |frontend: &Frontend| {
@@ -52,20 +92,19 @@ pub fn stale(before: &Flows, after: &Flows) -> Vec<FlowFilter> {
 
 /// What whoever takes over forgets: it does not know what changed before its time, but it knows
 /// where the flows of each frontend may go now.
-pub fn misled(flows: Flows) -> Vec<FlowFilter> {
+fn unexpected_flows(flows: Flows) -> Vec<FlowFilter> {
     flows.into_iter().map(|(frontend, keep)| FlowFilter { frontend, keep }).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use roadstead_api::key::ObjectKey;
-
     use super::*;
-    use crate::service::{IpFamily, Place, ServicePort, Target};
+    use crate::service::{IpFamily, Locality, ServicePort, Target};
 
     /// Each letter is a target; `-` is a frontend without any, an empty text none at all.
     fn flows(text: &str, protocol: Protocol) -> Flows {
-        let target = |c: u8| Target { address: [10, 0, 0, c].into(), port: 53, place: Place::Here };
+        let target =
+            |c: u8| Target { address: [10, 0, 0, c].into(), port: 53, locality: Locality::Here };
         let port = ServicePort {
             port: 53,
             cluster_ips: vec![[10, 96, 0, 10].into()],
@@ -83,14 +122,14 @@ mod tests {
             table.replace(&ObjectKey::new("ns", "dns"), vec![(name.clone(), port)]);
         }
         let mut flows = Flows::new();
-        note(&mut flows, &table, &name);
+        add_flows(&mut flows, &table, &name);
         flows
     }
 
     #[test]
     fn who_claims_in_vain_has_no_flows() {
         let target =
-            |last| Target { address: [10, 0, 0, last].into(), port: 53, place: Place::Here };
+            |last| Target { address: [10, 0, 0, last].into(), port: 53, locality: Locality::Here };
         let port = |created, last| ServicePort {
             port: 53,
             created,
@@ -110,14 +149,14 @@ mod tests {
             table.replace(&ObjectKey::new("ns", service), ports);
         }
         let mut flows = Flows::new();
-        note(&mut flows, &table, &name("young"));
+        add_flows(&mut flows, &table, &name("young"));
         assert!(flows.is_empty());
-        note(&mut flows, &table, &name("old"));
+        add_flows(&mut flows, &table, &name("old"));
         assert_eq!(flows.into_values().collect::<Vec<_>>(), [[target(1).socket()].into()]);
     }
 
     #[test]
-    fn stale_flows() {
+    fn what_goes_stale() {
         let cases = [
             ("nothing changed", "ab", "ab", None),
             ("one more", "ab", "abc", None),
@@ -130,9 +169,12 @@ mod tests {
         ];
         for (name, before, after, want) in cases {
             let (udp, tcp) = (Protocol::Udp, Protocol::Tcp);
-            let got = stale(&flows(before, udp), &flows(after, udp));
+            let got = stale_flows(&flows(before, udp), &flows(after, udp));
             assert_eq!(got.first().map(|filter| filter.keep.len()), want, "{name}");
-            assert!(stale(&flows(before, tcp), &flows(after, tcp)).is_empty(), "{name}, by TCP");
+            assert!(
+                stale_flows(&flows(before, tcp), &flows(after, tcp)).is_empty(),
+                "{name}, by TCP"
+            );
         }
     }
 }

@@ -13,17 +13,17 @@ use proptest::prelude::*;
 use self::clusters::{Event, News, news, packets, pods};
 use self::reference::{Cluster, frontends, route};
 use crate::ipvs::model::Scheduler;
+use crate::node_network::NodeNetwork;
 use crate::packet::Packet;
-use crate::samples::surroundings;
+use crate::samples::node_network;
 use crate::select::NodeView;
-use crate::service::{IpFamily, Place};
-use crate::surroundings::Surroundings;
+use crate::service::{IpFamily, Locality};
 use crate::table::ForwardingTable;
 use crate::tracker::Tracker;
 use crate::{iptables, ipvs, nft};
 
 /// What the proxy of node n1 makes of the news, as it hears them.
-fn follow(news: &[News], family: IpFamily, around: &Surroundings) -> ForwardingTable {
+fn follow(news: &[News], family: IpFamily, around: &NodeNetwork) -> ForwardingTable {
     let node = |zone: &Option<String>| NodeView { name: "n1".into(), zone: zone.clone() };
     let mut tracker = Tracker::new(node(&None));
     let mut table = ForwardingTable::new(family, around);
@@ -49,7 +49,7 @@ fn follow(news: &[News], family: IpFamily, around: &Surroundings) -> ForwardingT
 /// happen, and data planes treat it differently.
 fn comes_from_afar(table: &ForwardingTable, packet: &Packet) -> bool {
     let targets = table.iter().flat_map(|(_, port)| port.cluster.iter().chain(&port.local));
-    let mut afar = targets.filter(|target| target.place == Place::Elsewhere);
+    let mut afar = targets.filter(|target| target.locality == Locality::Elsewhere);
     afar.any(|target| target.address == packet.source)
 }
 
@@ -58,7 +58,7 @@ proptest! {
 
     #[test]
     fn a_watched_cluster_is_served_by_the_rules_of_kubernetes(
-        (family, around) in surroundings(),
+        (family, around) in node_network(),
         news in vec(news(), 5..60),
         packets in vec(packets(), 1..100),
         before in pods(),

@@ -12,10 +12,10 @@ use proptest::collection::{btree_set, vec};
 use proptest::prelude::*;
 use roadstead_api::key::ObjectKey;
 
+use crate::node_network::{DetectLocal, NodeNetwork, NodePorts};
 use crate::packet::{Origin, Packet};
 use crate::select::TrafficPolicy;
-use crate::service::{IpFamily, Place, Protocol, ServicePort, ServicePortName, Target};
-use crate::surroundings::{DetectLocal, NodePorts, Surroundings};
+use crate::service::{IpFamily, Locality, Protocol, ServicePort, ServicePortName, Target};
 use crate::table::ForwardingTable;
 
 pub(crate) const CLUSTER_IPS: u8 = 96;
@@ -132,7 +132,7 @@ pub(crate) fn edits() -> impl Strategy<Value = Edit> {
 }
 
 /// Families and nodes.
-pub(crate) fn surroundings() -> impl Strategy<Value = (IpFamily, Surroundings)> {
+pub(crate) fn node_network() -> impl Strategy<Value = (IpFamily, NodeNetwork)> {
     let family = prop_oneof![Just(IpFamily::V4), Just(IpFamily::V6)];
     (family, 0..5u8, any::<bool>(), 0..3u8).prop_map(|(family, detect, masquerade_all, ports)| {
         let detect_local = match detect {
@@ -153,16 +153,16 @@ pub(crate) fn surroundings() -> impl Strategy<Value = (IpFamily, Surroundings)> 
             1 => NodePorts::Every { loopback: true },
             _ => NodePorts::On([node].into()),
         };
-        let surroundings = Surroundings {
+        let node_network = NodeNetwork {
             detect_local,
             masquerade_all,
             node_ports,
             node_address: Some(node),
             node_addresses: [node, second, loopback].into(),
             service_networks: vec![network(family, CLUSTER_IPS)],
-            ..Surroundings::default()
+            ..NodeNetwork::default()
         };
-        (family, surroundings)
+        (family, node_network)
     })
 }
 
@@ -197,7 +197,7 @@ fn service_port(family: IpFamily, service: u8, port: &Port) -> ServicePort {
     let target = |host: &u8| Target {
         address: address(family, PODS, *host),
         port: 8080 + u16::from(host % 2),
-        place: if host.is_multiple_of(3) { Place::Here } else { Place::Elsewhere },
+        locality: if host.is_multiple_of(3) { Locality::Here } else { Locality::Elsewhere },
     };
     let mut carried = ServicePort {
         port: port.number,
@@ -214,7 +214,7 @@ fn service_port(family: IpFamily, service: u8, port: &Port) -> ServicePort {
         ..ServicePort::default()
     };
     if carried.uses_local() && carried.has_endpoints() {
-        let here = carried.cluster.iter().filter(|target| target.place == Place::Here);
+        let here = carried.cluster.iter().filter(|target| target.locality == Locality::Here);
         carried.local = here.copied().collect();
         if carried.local.is_empty() && port.local_only {
             carried.local = vec![target(&15)];

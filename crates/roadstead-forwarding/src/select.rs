@@ -6,7 +6,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::service::Place;
+use crate::service::Locality;
 
 /// The machine for which we select.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub enum TrafficPolicy {
 
 /// What an endpoint can do for new connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum State {
+pub enum EndpointState {
     /// It accepts connections.
     Ready,
     /// It is shutting down but still serves.
@@ -38,19 +38,19 @@ pub enum State {
     Dead,
 }
 
-impl State {
+impl EndpointState {
     /// Reads the three conditions, absent ones as the API defines them.
-    pub fn from_conditions(
+    pub(crate) fn from_conditions(
         ready: Option<bool>,
         serving: Option<bool>,
         terminating: Option<bool>,
     ) -> Self {
         if ready.unwrap_or(true) {
-            State::Ready
+            EndpointState::Ready
         } else if serving.unwrap_or(true) && terminating.unwrap_or(false) {
-            State::Draining
+            EndpointState::Draining
         } else {
-            State::Dead
+            EndpointState::Dead
         }
     }
 }
@@ -63,7 +63,7 @@ pub struct Endpoint {
     /// The port it listens on.
     pub port: u16,
     /// What it can do.
-    pub state: State,
+    pub state: EndpointState,
     /// The node it runs on, if known.
     pub node: Option<Arc<str>>,
     /// Who should use it, if hinted; most endpoints have none.
@@ -81,22 +81,22 @@ pub struct Hints {
 
 impl Endpoint {
     /// Where the endpoint is, seen from `node`.
-    pub fn place(&self, node: &NodeView) -> Place {
+    pub fn locality(&self, node: &NodeView) -> Locality {
         let here = self.node.as_deref() == Some(&*node.name);
-        if here { Place::Here } else { Place::Elsewhere }
+        if here { Locality::Here } else { Locality::Elsewhere }
     }
 }
 
 /// The endpoints that may be used, for both policies.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Selection<'a> {
+pub struct UsableEndpoints<'a> {
     /// Those for connections under policy Cluster.
     pub cluster: Vec<&'a Endpoint>,
     /// Those for connections under policy Local.
     pub local: Vec<&'a Endpoint>,
 }
 
-impl<'a> Selection<'a> {
+impl<'a> UsableEndpoints<'a> {
     /// Those for connections under `policy`.
     pub fn under(&self, policy: TrafficPolicy) -> &[&'a Endpoint] {
         match policy {
@@ -110,13 +110,13 @@ impl<'a> Selection<'a> {
 ///
 /// Ready endpoints win. When there are none, one that is shutting down but still serving is better
 /// than refusing the connection. Hints narrow the cluster-wide choice only.
-pub fn select<'a>(node: &NodeView, all: &'a [Endpoint]) -> Selection<'a> {
+pub fn select<'a>(node: &NodeView, all: &'a [Endpoint]) -> UsableEndpoints<'a> {
     let hint = followed_hint(node, all);
-    let ready = |e: &&Endpoint| e.state == State::Ready;
-    let here = |e: &&Endpoint| e.place(node) == Place::Here;
+    let ready = |e: &&Endpoint| e.state == EndpointState::Ready;
+    let here = |e: &&Endpoint| e.locality(node) == Locality::Here;
     let cluster = all.iter().filter(ready).filter(|e| hint.is_none_or(|h| h.allows(node, e)));
     let local = all.iter().filter(ready).filter(here);
-    Selection {
+    UsableEndpoints {
         cluster: or_draining(cluster.collect(), all.iter()),
         local: or_draining(local.collect(), all.iter().filter(here)),
     }
@@ -127,7 +127,11 @@ fn or_draining<'a>(
     ready: Vec<&'a Endpoint>,
     all: impl Iterator<Item = &'a Endpoint>,
 ) -> Vec<&'a Endpoint> {
-    if ready.is_empty() { all.filter(|e| e.state == State::Draining).collect() } else { ready }
+    if ready.is_empty() {
+        all.filter(|e| e.state == EndpointState::Draining).collect()
+    } else {
+        ready
+    }
 }
 
 /// The two kinds of hints.
@@ -156,7 +160,7 @@ impl Hint {
 
 /// Hints are all or nothing: one ready endpoint without a hint, or none for us, voids them.
 fn followed_hint(node: &NodeView, all: &[Endpoint]) -> Option<Hint> {
-    let ready = || all.iter().filter(|e| e.state == State::Ready);
+    let ready = || all.iter().filter(|e| e.state == EndpointState::Ready);
     [Hint::Node, Hint::Zone]
         .into_iter()
         .find(|hint| ready().all(|e| hint.present(e)) && ready().any(|e| hint.allows(node, e)))
@@ -177,9 +181,9 @@ pub(crate) mod tests {
         let (node, rest) = rest.split_once('=').unwrap();
         let mut parts = rest.split(',');
         let state = match parts.next().unwrap() {
-            "ready" => State::Ready,
-            "draining" => State::Draining,
-            "dead" => State::Dead,
+            "ready" => EndpointState::Ready,
+            "draining" => EndpointState::Draining,
+            "dead" => EndpointState::Dead,
             other => panic!("no state {other}"),
         };
         let hints: Vec<_> = parts.map(|part| part.split_once(':').unwrap()).collect();
@@ -243,16 +247,16 @@ pub(crate) mod tests {
     fn conditions() {
         let (yes, no) = (Some(true), Some(false));
         let cases = [
-            (None, None, None, State::Ready),
-            (yes, no, no, State::Ready),
-            (no, yes, no, State::Dead),
-            (no, None, None, State::Dead),
-            (no, None, yes, State::Draining),
-            (no, yes, yes, State::Draining),
-            (no, no, yes, State::Dead),
+            (None, None, None, EndpointState::Ready),
+            (yes, no, no, EndpointState::Ready),
+            (no, yes, no, EndpointState::Dead),
+            (no, None, None, EndpointState::Dead),
+            (no, None, yes, EndpointState::Draining),
+            (no, yes, yes, EndpointState::Draining),
+            (no, no, yes, EndpointState::Dead),
         ];
         for (ready, serving, terminating, want) in cases {
-            let got = State::from_conditions(ready, serving, terminating);
+            let got = EndpointState::from_conditions(ready, serving, terminating);
             assert_eq!(got, want, "{ready:?} {serving:?} {terminating:?}");
         }
     }

@@ -22,6 +22,14 @@ impl IpFamily {
     pub fn of(address: IpAddr) -> Self {
         if address.is_ipv4() { IpFamily::V4 } else { IpFamily::V6 }
     }
+
+    /// The kernel's number: `AF_INET` or `AF_INET6`.
+    pub fn number(self) -> u8 {
+        match self {
+            IpFamily::V4 => 2,
+            IpFamily::V6 => 10,
+        }
+    }
 }
 
 /// The transport protocols that a Service port may have.
@@ -138,7 +146,7 @@ pub enum FrontendKind {
 
 /// Where an endpoint runs, seen from this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Place {
+pub enum Locality {
     /// On this very node.
     Here,
     /// On another node, or nobody knows.
@@ -153,7 +161,7 @@ pub struct Target {
     /// The port it listens on.
     pub port: u16,
     /// A target on this node may call itself through the frontend.
-    pub place: Place,
+    pub locality: Locality,
 }
 
 impl Target {
@@ -165,7 +173,7 @@ impl Target {
 
 /// What becomes of a new connection under a traffic policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Handling<'a> {
+pub(crate) enum Handling<'a> {
     /// It goes to any of these, each equally likely. Never empty; no target appears twice.
     Forward(&'a [Target]),
     /// It is refused at once: there is no endpoint anywhere.
@@ -173,16 +181,6 @@ pub enum Handling<'a> {
     /// It is dropped silently: endpoints exist, but none that policy lets us use from here. A
     /// refusal would make load balancers that are about to notice give up too early.
     Drop,
-}
-
-impl<'a> Handling<'a> {
-    /// The targets, if it forwards at all.
-    pub fn targets(self) -> &'a [Target] {
-        match self {
-            Handling::Forward(targets) => targets,
-            Handling::Reject | Handling::Drop => &[],
-        }
-    }
 }
 
 /// How one port of one Service is carried, in one address family.
@@ -251,7 +249,7 @@ impl ServicePort {
     }
 
     /// Whether the addresses of the load balancer are open to a sender.
-    pub fn admits(&self, sender: IpAddr) -> bool {
+    pub(crate) fn admits(&self, sender: IpAddr) -> bool {
         let ranges = self.source_ranges.as_ref();
         ranges.is_none_or(|ranges| ranges.iter().any(|range| range.contains(&sender)))
     }
@@ -265,7 +263,7 @@ impl ServicePort {
 
     /// Whether some frontend forwards under policy Cluster. The external ones always do, at least
     /// for pods and the node itself.
-    pub fn uses_cluster(&self) -> bool {
+    pub(crate) fn uses_cluster(&self) -> bool {
         self.internal_policy == TrafficPolicy::Cluster || self.is_external()
     }
 
@@ -297,7 +295,7 @@ impl ServicePort {
     }
 
     /// What becomes of a new connection under a policy.
-    pub fn handling(&self, policy: TrafficPolicy) -> Handling<'_> {
+    pub(crate) fn handling(&self, policy: TrafficPolicy) -> Handling<'_> {
         let targets = self.targets(policy);
         match (targets.is_empty(), self.has_endpoints()) {
             (false, _) => Handling::Forward(targets),

@@ -6,18 +6,19 @@ use std::sync::Arc;
 
 use roadstead_api::key::ObjectKey;
 
+use crate::node_network::NodeNetwork;
 use crate::packet::{Decision, Origin, Outcome, Packet, Reason};
 use crate::select::TrafficPolicy;
 use crate::service::{
-    Frontend, FrontendKind, Host, IpFamily, Place, Protocol, ServicePort, ServicePortName, Target,
+    Frontend, FrontendKind, Host, IpFamily, Locality, Protocol, ServicePort, ServicePortName,
+    Target,
 };
-use crate::surroundings::Surroundings;
 
 /// Every service port of one address family, with its frontends.
 #[derive(Debug)]
 pub struct ForwardingTable {
     family: IpFamily,
-    surroundings: Surroundings,
+    node_network: NodeNetwork,
     ports: BTreeMap<Arc<ServicePortName>, Arc<ServicePort>>,
     /// Who claims each frontend, the strongest claim first.
     claims: BTreeMap<Frontend, Vec<Arc<ServicePortName>>>,
@@ -28,10 +29,10 @@ pub struct ForwardingTable {
 
 impl ForwardingTable {
     /// Starts with no services.
-    pub fn new(family: IpFamily, surroundings: &Surroundings) -> Self {
+    pub fn new(family: IpFamily, node_network: &NodeNetwork) -> Self {
         Self {
             family,
-            surroundings: surroundings.of_family(family),
+            node_network: node_network.of_family(family),
             ports: BTreeMap::new(),
             claims: BTreeMap::new(),
             disputed: BTreeSet::new(),
@@ -45,16 +46,16 @@ impl ForwardingTable {
     }
 
     /// The node and the networks around it, in this family.
-    pub fn surroundings(&self) -> &Surroundings {
-        &self.surroundings
+    pub fn node_network(&self) -> &NodeNetwork {
+        &self.node_network
     }
 
-    /// Takes in new surroundings; returns whether data planes must be told. The addresses of the
+    /// Takes in what the node and its networks are now; returns whether data planes must be told. The addresses of the
     /// node they know themselves.
-    pub fn surround(&mut self, surroundings: &Surroundings) -> bool {
-        let before = std::mem::replace(&mut self.surroundings, surroundings.of_family(self.family));
-        let node_addresses = self.surroundings.node_addresses.clone();
-        Surroundings { node_addresses, ..before } != self.surroundings
+    pub fn set_node_network(&mut self, node_network: &NodeNetwork) -> bool {
+        let before = std::mem::replace(&mut self.node_network, node_network.of_family(self.family));
+        let node_addresses = self.node_network.node_addresses.clone();
+        NodeNetwork { node_addresses, ..before } != self.node_network
     }
 
     /// How many service ports there are.
@@ -182,7 +183,7 @@ impl ForwardingTable {
         let outcome = |target: &Target| Outcome::Forward {
             target: target.socket(),
             masquerade: masquerade
-                || (target.place == Place::Here && target.address == packet.source),
+                || (target.locality == Locality::Here && target.address == packet.source),
         };
         let same = |target: &&Target| port.affinity.is_some() && Some(target.socket()) == before;
         match targets.iter().find(same) {
@@ -198,7 +199,7 @@ impl ForwardingTable {
         kind: FrontendKind,
         packet: &Packet,
     ) -> (TrafficPolicy, bool, Reason) {
-        let Surroundings { detect_local, masquerade_all, .. } = &self.surroundings;
+        let NodeNetwork { detect_local, masquerade_all, .. } = &self.node_network;
         let is_pod = detect_local.is_pod(packet);
         let is_node = packet.origin == Origin::Node;
         match (kind, port.policy(kind)) {
@@ -227,12 +228,12 @@ impl ForwardingTable {
     fn admits(&self, port: &ServicePort, packet: &Packet) -> bool {
         let looped_back = packet.source == packet.destination;
         port.admits(packet.source)
-            || (looped_back && self.surroundings.node_address.is_some_and(|node| port.admits(node)))
+            || (looped_back && self.node_network.node_address.is_some_and(|node| port.admits(node)))
     }
 
     /// A packet for no frontend.
     fn stray(&self, destination: IpAddr) -> Decision {
-        let networks = &self.surroundings.service_networks;
+        let networks = &self.node_network.service_networks;
         let (reason, outcome) = if self.is_cluster_ip(destination) {
             (Reason::UnusedPort, Outcome::Reject)
         } else if networks.iter().any(|network| network.contains(&destination)) {
@@ -253,7 +254,7 @@ impl ForwardingTable {
             let kind = kinds.find(|(found, _)| *found == frontend)?.1;
             self.is_open_to(kind, host).then(|| (name.clone(), kind))
         };
-        let on_node = || self.surroundings.serves_node_ports(destination).then_some(Host::Node);
+        let on_node = || self.node_network.serves_node_ports(destination).then_some(Host::Node);
         owned(Host::Address(destination)).or_else(|| owned(on_node()?))
     }
 

@@ -4,7 +4,7 @@
 //! work per observed object depends on that object and its Service, never on how many there are.
 //! Which endpoints of a Service may be used is `select`'s business.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -17,8 +17,8 @@ use roadstead_api::ip;
 use roadstead_api::key::ObjectKey;
 
 use crate::announce::Announced;
-use crate::select::{Endpoint, Hints, NodeView, State, TrafficPolicy, select};
-use crate::service::{IpFamily, Place, Protocol, ServicePort, ServicePortName, Target};
+use crate::select::{Endpoint, EndpointState, Hints, NodeView, TrafficPolicy, select};
+use crate::service::{IpFamily, Locality, Protocol, ServicePort, ServicePortName, Target};
 
 /// A Service with this label belongs to another proxy.
 const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
@@ -35,7 +35,7 @@ pub struct Tracker {
     /// By Service.
     slices: BTreeMap<ObjectKey, Slices>,
     /// The name of the Service that each slice, by its packed key, was last seen with.
-    owners: HashMap<Box<str>, Box<str>>,
+    owners: BTreeMap<Box<str>, Box<str>>,
     nodes: NodeNames,
     dirty: BTreeSet<ObjectKey>,
 }
@@ -165,7 +165,9 @@ impl Tracker {
         let port = service.health_check_port?;
         let slices = self.slices.get(key).into_iter().flat_map(Slices::iter);
         let endpoints = slices.flat_map(|slice| &slice.endpoints).map(|(_, endpoint)| endpoint);
-        let counts = |e: &&Endpoint| e.state == State::Ready && e.place(&self.node) == Place::Here;
+        let counts = |e: &&Endpoint| {
+            e.state == EndpointState::Ready && e.locality(&self.node) == Locality::Here
+        };
         let addresses: BTreeSet<_> = endpoints.filter(counts).map(|e| e.address).collect();
         Some(HealthCheck { port, local_endpoints: addresses.len() })
     }
@@ -179,7 +181,7 @@ impl Tracker {
         let with_endpoints = || {
             let slices = self.slices.get(key).into_iter().flat_map(Slices::iter);
             let endpoints = slices.flat_map(|slice| &slice.endpoints).map(|(_, e)| e);
-            let ready = endpoints.filter(|endpoint| endpoint.state == State::Ready);
+            let ready = endpoints.filter(|endpoint| endpoint.state == EndpointState::Ready);
             ready.filter_map(|endpoint| Some(endpoint.node.as_ref()?.to_string())).collect()
         };
         let nodes = (service.external == TrafficPolicy::Local).then(with_endpoints);
@@ -188,8 +190,11 @@ impl Tracker {
 
     /// In the order of upstream: by text, so 10.0.0.10 comes before 10.0.0.9.
     fn targets(&self, endpoints: &[&Endpoint]) -> Vec<Target> {
-        let target =
-            |e: &&Endpoint| Target { address: e.address, port: e.port, place: e.place(&self.node) };
+        let target = |e: &&Endpoint| Target {
+            address: e.address,
+            port: e.port,
+            locality: e.locality(&self.node),
+        };
         let mut targets: Vec<_> = endpoints.iter().map(target).collect();
         targets.sort_by_cached_key(|target| target.socket().to_string());
         targets
@@ -364,7 +369,7 @@ fn exact<T>(items: impl Iterator<Item = T>) -> Vec<T> {
 /// The names of nodes, each kept once however many endpoints run there.
 #[derive(Debug, Default)]
 struct NodeNames {
-    known: HashSet<Arc<str>>,
+    known: BTreeSet<Arc<str>>,
     /// So many were in use when last counted.
     used: usize,
 }
@@ -480,8 +485,11 @@ fn read_endpoint(
         return None;
     }
     let conditions = endpoint.conditions.clone().unwrap_or_default();
-    let state =
-        State::from_conditions(conditions.ready, conditions.serving, conditions.terminating);
+    let state = EndpointState::from_conditions(
+        conditions.ready,
+        conditions.serving,
+        conditions.terminating,
+    );
     let hints = endpoint.hints.as_ref().map(|hints| {
         let zones = hints.for_zones.iter().flatten().map(|hint| hint.name.clone());
         let nodes = hints.for_nodes.iter().flatten().map(|hint| hint.name.clone());

@@ -27,6 +27,7 @@ pub fn load(
     path: &Path,
     name: Option<&Reference>,
 ) -> Result<Vec<(Vec<Reference>, Image)>, ImageError> {
+    let _incoming = store.incoming()?;
     if path.is_dir() {
         return load_directory(store, path, name);
     }
@@ -34,6 +35,28 @@ pub fn load(
     let scratch = tempfile::tempdir().on("cannot write to", &std::env::temp_dir())?;
     extract(file, scratch.path())?;
     load_directory(store, scratch.path(), name)
+}
+
+/// Whether everything that a plain archive of an OCI layout names is here already. Any doubt is a no.
+pub fn is_loaded(store: &ImageStore, path: &Path) -> bool {
+    let names = store.names().unwrap_or_default();
+    let Some(Document::Index(entries)) = index_of(path) else { return false };
+    let mut known = entries.iter().map(|entry| {
+        let name = names_of(&entry.annotations)?;
+        let installed = names.get(&name.name()?) == Some(&entry.digest);
+        (installed && matches!(store.find(&name), Ok(Some(_)))).then_some(())
+    });
+    !entries.is_empty() && known.all(|one| one.is_some())
+}
+
+fn index_of(path: &Path) -> Option<Document> {
+    let mut archive = Archive::new(File::open(path).ok()?);
+    let mut entries = archive.entries_with_seek().ok()?.map_while(Result::ok);
+    let index =
+        entries.find(|entry| entry.path().is_ok_and(|path| path == Path::new("index.json")))?;
+    let mut bytes = Vec::new();
+    index.take(LONGEST_DOCUMENT).read_to_end(&mut bytes).ok()?;
+    parse(&bytes).ok()
 }
 
 fn load_directory(
@@ -56,6 +79,7 @@ fn load_directory(
     for (digest, names) in found {
         let names = name.map_or(names, |name| vec![name.clone()]);
         let image = store.install(&digest, &names)?;
+        store.mark_loaded(&digest)?;
         installed.push((names, image));
     }
     Ok(installed)

@@ -38,6 +38,13 @@ pub enum ImageError {
     Stream(&'static str, #[source] io::Error),
 }
 
+impl ImageError {
+    /// Whether what came is not what its name promises, so that another server may have better.
+    pub(crate) fn is_server_to_blame(&self) -> bool {
+        matches!(self, Self::Digest { .. } | Self::Size { .. } | Self::Malformed { .. })
+    }
+}
+
 /// Turns errors of the file system into ours, with what was tried on what.
 pub(crate) trait OnPath<T> {
     fn on(self, action: &'static str, path: &Path) -> Result<T, ImageError>;

@@ -8,13 +8,14 @@
 //! [`reference`], [`manifest`] and [`digest`] decide; [`store`] keeps blobs, unpacked layers and
 //! names in one directory; [`archive`] brings images in from files and out again. Everything that
 //! comes from outside is checked: digests and sizes of blobs, the digest of each unpacked layer,
-//! and every name in a layer ([`unpack`]).
+//! and every name in a layer (`unpack`).
 
 pub mod archive;
 pub mod digest;
 pub mod error;
+mod in_use;
 pub mod manifest;
 pub mod reference;
 pub mod registry;
 pub mod store;
-pub mod unpack;
+mod unpack;

@@ -8,10 +8,10 @@ use crate::digest::Digest;
 use crate::error::ImageError;
 
 /// Documents longer than this are none of ours.
-pub const LONGEST_DOCUMENT: u64 = 4 << 20;
+pub(crate) const LONGEST_DOCUMENT: u64 = 4 << 20;
 
 /// What OCI calls a manifest of one image.
-pub const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+pub(crate) const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const OCI_LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 const OCI_CONFIG: &str = "application/vnd.oci.image.config.v1+json";
@@ -267,7 +267,7 @@ impl ImageConfig {
 
     /// What each layer is called together with all below it: two images that begin alike share
     /// these layers.
-    pub fn chain_ids(&self) -> Vec<Digest> {
+    pub(crate) fn chain_ids(&self) -> Vec<Digest> {
         let mut chain: Vec<Digest> = Vec::with_capacity(self.rootfs.diff_ids.len());
         for diff in &self.rootfs.diff_ids {
             let next = match chain.last() {

@@ -7,7 +7,7 @@ use crate::digest::Digest;
 use crate::error::ImageError;
 
 /// The registry of a name that names none.
-pub const DEFAULT_REGISTRY: &str = "docker.io";
+pub(crate) const DEFAULT_REGISTRY: &str = "docker.io";
 
 const LONGEST_PATH: usize = 255;
 const LONGEST_TAG: usize = 128;

@@ -9,7 +9,7 @@
 //! Plain HTTP is spoken only where the configuration says so. A password goes only to the server
 //! it is for, and to the place where that server says its tokens are had.
 
-pub mod challenge;
+mod challenge;
 mod connection;
 pub mod credentials;
 pub mod error;

@@ -3,6 +3,7 @@
 //! ```text
 //! images/
 //!   lock                     held while anything is changed
+//!   incoming                 held, by many at a time, while blobs come that no name needs yet
 //!   names.json               name → digest of a manifest
 //!   blobs/sha256/<digest>    manifests, configurations, layers as they came
 //!   layers/<chain id>/       layers as directories, ready for overlayfs
@@ -22,6 +23,7 @@ use tempfile::NamedTempFile;
 
 use crate::digest::{Digest, Hashed, HashedWriter};
 use crate::error::{ImageError, OnPath};
+use crate::in_use::linked_layers;
 use crate::manifest::{
     Compression, Descriptor, Document, ImageConfig, LONGEST_DOCUMENT, Manifest, Platform, choose,
     parse,
@@ -54,10 +56,17 @@ struct Changing {
     _lock: File,
 }
 
+/// Held while blobs come that no name needs yet, by as many as bring some. Nothing is removed
+/// meanwhile, not even by another process.
+#[must_use]
+pub(crate) struct Incoming {
+    _lock: File,
+}
+
 impl ImageStore {
     /// Opens the store in `root`, and makes it if it is not there.
     pub fn open(root: &Path) -> Result<Self, ImageError> {
-        for part in ["blobs/sha256", "layers", "new"] {
+        for part in ["blobs/sha256", "layers", "loaded", "new"] {
             let path = root.join(part);
             fs::create_dir_all(&path).on("cannot make", &path)?;
         }
@@ -66,8 +75,9 @@ impl ImageStore {
         Ok(Self { root: root.to_owned(), privileges: Privileges::own() })
     }
 
-    /// Removes what an earlier process began and did not finish. Only while nobody else is at it.
+    /// Removes what an earlier process began and did not finish; waits while somebody is at it.
     pub fn tidy(&self) -> Result<(), ImageError> {
+        let _alone = self.lock("incoming", FlockOperation::LockExclusive)?;
         let _changing = self.change()?;
         let new = self.root.join("new");
         for entry in fs::read_dir(&new).on("cannot read", &new)? {
@@ -80,7 +90,7 @@ impl ImageStore {
     }
 
     /// Keeps a blob; `expected` is checked before it gets its name.
-    pub fn put_blob(
+    pub(crate) fn put_blob(
         &self,
         mut bytes: impl Read,
         expected: Option<(Digest, u64)>,
@@ -110,7 +120,7 @@ impl ImageStore {
     }
 
     /// Whether a blob is here.
-    pub fn has_blob(&self, digest: &Digest) -> bool {
+    pub(crate) fn has_blob(&self, digest: &Digest) -> bool {
         self.blob_path(digest).exists()
     }
 
@@ -206,6 +216,17 @@ impl ImageStore {
         })
     }
 
+    /// Marks an image as one that came from a file: no registry brings it back.
+    pub(crate) fn mark_loaded(&self, digest: &Digest) -> Result<(), ImageError> {
+        let path = self.root.join("loaded").join(digest.hex());
+        File::create(&path).on("cannot make", &path).map(drop)
+    }
+
+    /// Whether an image came from a file.
+    pub fn is_loaded(&self, digest: &Digest) -> bool {
+        self.root.join("loaded").join(digest.hex()).exists()
+    }
+
     /// Takes a name away. The image goes with [`ImageStore::collect`], once nobody needs it.
     pub fn forget(&self, reference: &Reference) -> Result<(), ImageError> {
         let _changing = self.change()?;
@@ -215,12 +236,18 @@ impl ImageStore {
         self.write_names(&names)
     }
 
-    /// Removes every blob and layer that no name and none of `used` needs; returns the bytes of
-    /// the blobs that went.
-    pub fn collect(&self, used: &BTreeSet<Digest>) -> Result<u64, ImageError> {
+    /// Removes every blob and layer that no name and none of `used` needs, and that no container has a
+    /// link to, if `containers` is where the node agent keeps them; returns the bytes of the blobs that
+    /// went. Waits for those who bring images in, whichever process they are.
+    pub fn collect(
+        &self,
+        used: &BTreeSet<Digest>,
+        containers: Option<&Path>,
+    ) -> Result<u64, ImageError> {
+        let _alone = self.lock("incoming", FlockOperation::LockExclusive)?;
         let _changing = self.change()?;
         let mut blobs = BTreeSet::new();
-        let mut layers = BTreeSet::new();
+        let mut layers = containers.map_or(Ok(BTreeSet::new()), linked_layers)?;
         let named = self.names()?;
         for digest in named.values().chain(used) {
             blobs.insert(digest.hex());
@@ -235,6 +262,7 @@ impl ImageStore {
             }
         }
         let freed = remove_others(&self.root.join("blobs/sha256"), &blobs)?;
+        remove_others(&self.root.join("loaded"), &blobs)?;
         remove_others(&self.root.join("layers"), &layers)?;
         Ok(freed)
     }
@@ -282,11 +310,30 @@ impl ImageStore {
     }
 
     fn change(&self) -> Result<Changing, ImageError> {
-        let path = self.root.join("lock");
+        Ok(Changing { _lock: self.lock("lock", FlockOperation::LockExclusive)? })
+    }
+
+    /// Says that blobs will come.
+    pub(crate) fn incoming(&self) -> Result<Incoming, ImageError> {
+        Ok(Incoming { _lock: self.lock("incoming", FlockOperation::LockShared)? })
+    }
+
+    fn lock(&self, name: &str, how: FlockOperation) -> Result<File, ImageError> {
+        let path = self.root.join(name);
         let lock = File::options().create(true).truncate(false).write(true).open(&path);
         let lock = lock.on("cannot open", &path)?;
-        rustix::fs::flock(&lock, FlockOperation::LockExclusive).on("cannot lock", &path)?;
-        Ok(Changing { _lock: lock })
+        rustix::fs::flock(&lock, how).on("cannot lock", &path)?;
+        Ok(lock)
+    }
+
+    /// How many bytes of blobs there are, those that are on their way included.
+    pub fn size(&self) -> u64 {
+        let sizes = |part: &str| {
+            let entries = fs::read_dir(self.root.join(part)).into_iter().flatten().flatten();
+            let files = entries.filter_map(|entry| entry.metadata().ok());
+            files.filter(|file| file.is_file()).map(|file| file.len()).sum::<u64>()
+        };
+        sizes("blobs/sha256") + sizes("new")
     }
 
     fn blob_path(&self, digest: &Digest) -> PathBuf {

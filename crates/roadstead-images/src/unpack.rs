@@ -3,13 +3,16 @@
 //! A layer is an archive by a stranger, unpacked by root. Every name is looked up below the layer's
 //! own directory (`openat2` with `RESOLVE_IN_ROOT`), whatever links the archive made before;
 //! nothing is made through a link in the last part of a name; devices are left out, because a container gets
-//! its own; sizes and counts have limits. Removals (`.wh.…`) become what overlayfs understands.
+//! its own; sizes and counts have limits, those of files with holes included, and so has what describes an
+//! entry, which is read into memory. Removals (`.wh.…`) become what overlayfs understands.
 
+use std::cell::Cell;
 use std::ffi::OsStr;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
+use std::rc::Rc;
 
 use rustix::fs::{
     AtFlags, CWD, FileType, Gid, Mode, OFlags, ResolveFlags, Timespec, Timestamps, Uid, XattrFlags,
@@ -19,10 +22,13 @@ use tar::{Archive, Entry, EntryType};
 
 use crate::error::{ImageError, OnPath};
 
+/// Names, attributes and the like of one entry are not longer than this altogether.
+const LONGEST_DESCRIPTION: u64 = 1 << 20;
+
 /// How much a layer may be.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Bytes of the unpacked archive.
+pub(crate) struct Limits {
+    /// Bytes of the archive, and of the files in it.
     pub bytes: u64,
     /// Files, directories and links.
     pub entries: u64,
@@ -36,7 +42,7 @@ impl Default for Limits {
 
 /// What this process may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Privileges {
+pub(crate) struct Privileges {
     /// Files get the owners that the layer says; otherwise they are ours.
     pub owners: bool,
     /// The attribute by which overlayfs hides a directory's lower part.
@@ -45,7 +51,7 @@ pub struct Privileges {
 
 impl Privileges {
     /// Those of this process: all of them if it is root, in no user namespace.
-    pub fn own() -> Self {
+    pub(crate) fn own() -> Self {
         let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
         let words: Vec<_> = map.split_whitespace().collect();
         let is_root = rustix::process::geteuid().is_root() && words == ["0", "0", "4294967295"];
@@ -58,7 +64,7 @@ impl Privileges {
 
 /// What was unpacked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Unpacked {
+pub(crate) struct Unpacked {
     /// How many entries.
     pub entries: u64,
     /// The sum of the files.
@@ -68,7 +74,7 @@ pub struct Unpacked {
 }
 
 /// Unpacks `archive` into the empty directory `target`.
-pub fn unpack(
+pub(crate) fn unpack(
     archive: impl Read,
     target: &Path,
     limits: Limits,
@@ -76,16 +82,25 @@ pub fn unpack(
 ) -> Result<Unpacked, ImageError> {
     let flags = OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let root = rustix::fs::openat(CWD, target, flags, Mode::empty()).on("cannot open", target)?;
-    let mut layer = Layer { root, privileges, directories: Vec::new(), done: Unpacked::default() };
-    let mut archive = Archive::new(Limited { inner: archive, left: limits.bytes });
+    let (directories, done) = Default::default();
+    let mut layer = Layer { root, privileges, most: limits.bytes, directories, done };
+    let described = Rc::new(Cell::new(LONGEST_DESCRIPTION));
+    let limited = Limited { inner: archive, left: limits.bytes, described: described.clone() };
+    let mut archive = Archive::new(limited);
     let broken = |error| ImageError::Stream("the layer", error);
-    for entry in archive.entries().map_err(broken)? {
+    let mut entries = archive.entries().map_err(broken)?;
+    loop {
+        described.set(LONGEST_DESCRIPTION);
+        let Some(entry) = entries.next() else { break };
         let mut entry = entry.map_err(broken)?;
+        described.set(u64::MAX);
         layer.done.entries += 1;
         if layer.done.entries > limits.entries {
             return Err(refused(&entry_name(&entry), "the layer has too many entries"));
         }
         layer.add(&mut entry)?;
+        // What nobody wanted of it, which describes nothing.
+        io::copy(&mut entry, &mut io::sink()).map_err(broken)?;
     }
     layer.date_directories();
     Ok(layer.done)
@@ -94,6 +109,8 @@ pub fn unpack(
 struct Layer {
     root: OwnedFd,
     privileges: Privileges,
+    /// So many bytes may its files have.
+    most: u64,
     /// Directories get their times when nothing more is put into them.
     directories: Vec<(PathBuf, Timestamps)>,
     done: Unpacked,
@@ -215,11 +232,17 @@ impl Layer {
             OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::openat(place.parent, place.name, flags, Mode::RUSR | Mode::WUSR);
         let mut file = std::fs::File::from(file.on("cannot make", Path::new(place.shown))?);
-        let bytes = io::copy(entry, &mut file).map_err(|error| ImageError::Io {
+        // A file may be larger than what the archive has of it: holes take no room there.
+        let left = self.most.saturating_sub(self.done.bytes);
+        let mut content = Read::by_ref(entry).take(left.saturating_add(1));
+        let bytes = io::copy(&mut content, &mut file).map_err(|error| ImageError::Io {
             action: "cannot write",
             path: place.shown.into(),
             source: error,
         })?;
+        if bytes > left {
+            return Err(refused(place.shown, "the layer is larger than a layer may be"));
+        }
         self.done.bytes += bytes;
         self.describe_open(file.as_fd(), place.shown, entry)?;
         rustix::fs::futimens(&file, &times(entry)).on("cannot date", Path::new(place.shown))
@@ -430,6 +453,8 @@ fn attributes(entry: &mut Entry<'_, impl Read>) -> Result<Vec<(String, Vec<u8>)>
 struct Limited<R> {
     inner: R,
     left: u64,
+    /// How much of that may be read now.
+    described: Rc<Cell<u64>>,
 }
 
 impl<R: Read> Read for Limited<R> {
@@ -439,6 +464,9 @@ impl<R: Read> Read for Limited<R> {
             .left
             .checked_sub(count as u64)
             .ok_or_else(|| io::Error::other("it is larger than a layer may be"))?;
+        let described = self.described.get().checked_sub(count as u64);
+        let too_long = || io::Error::other("an entry is described at too great a length");
+        self.described.set(described.ok_or_else(too_long)?);
         Ok(count)
     }
 }

@@ -1,48 +1,100 @@
-//! Which pod gets which address: a pure pool.
+//! Which pod gets which addresses: a pure pool.
 //!
-//! The lowest address that was never used comes first. Freed addresses wait in line and are used
-//! again only when nothing else is left, oldest first, so that a client with a stale address meets
-//! nobody rather than a stranger.
+//! A pod has a number, and the addresses of that number in the subnets of the node: so one address tells
+//! the other. The lowest number that was never used comes first. Freed numbers wait in line and are used
+//! again only when nothing else is left, oldest first, so that a client with a stale address meets nobody
+//! rather than a stranger.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
-use ipnet::Ipv4Net;
+use ipnet::IpNet;
+use roadstead_pod::addresses::Addresses;
+
+/// The number of the gateway.
+const GATEWAY: u32 = 1;
+/// More than any node has pods: an IPv6 subnet has no end.
+const MOST: u32 = 1 << 16;
 
 #[derive(Debug)]
 pub(crate) struct AddressPool {
-    subnet: Ipv4Net,
-    used: BTreeSet<Ipv4Addr>,
-    freed: VecDeque<Ipv4Addr>,
+    subnets: Vec<IpNet>,
+    /// The last number that every subnet has.
+    last: u32,
+    /// Those from here on were never given out by this pool.
+    next: u32,
+    used: BTreeSet<u32>,
+    freed: VecDeque<u32>,
 }
 
 impl AddressPool {
-    /// All hosts of the subnet except the first, which is the gateway's.
-    pub(crate) fn new(subnet: Ipv4Net) -> Self {
-        Self { subnet, used: subnet.hosts().take(1).collect(), freed: VecDeque::new() }
+    /// All hosts of the subnets except the first, which is the gateway's.
+    pub(crate) fn new(subnets: &[IpNet]) -> Self {
+        let last = subnets.iter().map(last).min().unwrap_or(0);
+        let (used, freed) = (BTreeSet::new(), VecDeque::new());
+        Self { subnets: subnets.to_vec(), last, next: GATEWAY + 1, used, freed }
     }
 
-    pub(crate) fn allocate(&mut self) -> Option<Ipv4Addr> {
-        let fresh = self
-            .subnet
-            .hosts()
-            .find(|host| !self.used.contains(host) && !self.freed.contains(host));
-        let address = fresh.or_else(|| self.freed.pop_front())?;
-        self.used.insert(address);
-        Some(address)
+    pub(crate) fn allocate(&mut self) -> Option<Addresses> {
+        while self.used.contains(&self.next) || self.freed.contains(&self.next) {
+            self.next += 1;
+        }
+        let number = if self.next <= self.last { self.next } else { self.freed.pop_front()? };
+        self.used.insert(number);
+        Addresses::of(self.subnets.iter().map(|subnet| nth(subnet, number)))
     }
 
-    /// Takes a certain address, for a pod that has it already.
-    pub(crate) fn reserve(&mut self, address: Ipv4Addr) {
-        self.freed.retain(|freed| *freed != address);
-        self.used.insert(address);
-    }
-
-    pub(crate) fn release(&mut self, address: Ipv4Addr) {
-        if self.used.remove(&address) && self.subnet.contains(&address) {
-            self.freed.push_back(address);
+    /// Takes certain addresses, for a pod that has them already.
+    pub(crate) fn reserve(&mut self, addresses: Addresses) {
+        let numbers = addresses.iter().filter_map(|address| self.number(address));
+        for number in numbers.collect::<BTreeSet<_>>() {
+            self.freed.retain(|freed| *freed != number);
+            self.used.insert(number);
         }
     }
+
+    pub(crate) fn release(&mut self, addresses: Addresses) {
+        let numbers = addresses.iter().filter_map(|address| self.number(address));
+        for number in numbers.collect::<BTreeSet<_>>() {
+            if self.used.remove(&number) {
+                self.freed.push_back(number);
+            }
+        }
+    }
+
+    /// `None` is an address of an earlier configuration.
+    fn number(&self, address: IpAddr) -> Option<u32> {
+        let subnet = self.subnets.iter().find(|subnet| subnet.contains(&address))?;
+        let number = bits(address).checked_sub(bits(subnet.network()))?;
+        u32::try_from(number).ok().filter(|number| *number <= self.last)
+    }
+}
+
+/// The first address of a subnet: the bridge has it, and it is the gateway of every pod.
+pub(crate) fn gateway(subnet: &IpNet) -> IpAddr {
+    nth(subnet, GATEWAY)
+}
+
+fn nth(subnet: &IpNet, number: u32) -> IpAddr {
+    let bits = bits(subnet.network()) + u128::from(number);
+    match subnet {
+        IpNet::V4(_) => IpAddr::V4(u32::try_from(bits).unwrap_or(u32::MAX).into()),
+        IpNet::V6(_) => IpAddr::V6(bits.into()),
+    }
+}
+
+fn bits(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(address) => u32::from(address).into(),
+        IpAddr::V6(address) => address.into(),
+    }
+}
+
+/// The last address of an IPv4 subnet is nobody's.
+fn last(subnet: &IpNet) -> u32 {
+    let room = subnet.max_prefix_len() - subnet.prefix_len();
+    let size = 1_u32.checked_shl(room.into()).unwrap_or(MOST).min(MOST);
+    size.saturating_sub(2)
 }
 
 #[cfg(test)]
@@ -50,14 +102,16 @@ mod tests {
     use super::*;
 
     /// Plays `+` (allocate), `-n` (release .n) and `=n` (reserve .n); returns what `+` gave.
-    fn play(subnet: &str, moves: &str) -> String {
-        let mut pool = AddressPool::new(subnet.parse().unwrap());
-        let address = |text: &str| Ipv4Addr::new(10, 0, 0, text.parse().unwrap());
+    fn play(subnets: &str, moves: &str) -> String {
+        let subnets: Vec<IpNet> = subnets.split(',').map(|one| one.parse().unwrap()).collect();
+        let mut pool = AddressPool::new(&subnets);
+        let address = |text: &str| Addresses::from([10, 0, 0, text.parse().unwrap()]);
         let mut given = Vec::new();
         for word in moves.split_whitespace() {
             match word.split_at(1) {
-                ("+", _) => given
-                    .push(pool.allocate().map_or("none".into(), |got| got.octets()[3].to_string())),
+                ("+", _) => given.push(pool.allocate().map_or("none".into(), |got| {
+                    got.to_string().replace("10.0.0.", "").replace("fd00::", ":")
+                })),
                 ("-", which) => pool.release(address(which)),
                 ("=", which) => pool.reserve(address(which)),
                 _ => panic!("cannot read {word}"),
@@ -75,9 +129,16 @@ mod tests {
             ("recovered pods keep theirs", "10.0.0.0/29", "=2 =4 + +", "3 5"),
             ("reserving a freed one", "10.0.0.0/30", "+ -2 =2 +", "2 none"),
             ("releasing twice is harmless", "10.0.0.0/30", "+ -2 -2 + +", "2 2 none"),
+            ("one of each family", "10.0.0.0/29,fd00::/64", "+ =3 +", "2,:2 4,:4"),
+            ("the order is the operator's", "fd00::/64,10.0.0.0/29", "+ -2 +", ":2,2 :3,3"),
+            ("IPv6 alone", "fd00::/64", "+ +", ":2 :3"),
+            ("as many as the smaller one has", "fd00::/64,10.0.0.0/30", "+ +", ":2,2 none"),
+            ("of another subnet", "fd00::/64", "=2 +", ":2"),
         ];
-        for (name, subnet, moves, want) in cases {
-            assert_eq!(play(subnet, moves), want, "{name}");
+        for (name, subnets, moves, want) in cases {
+            assert_eq!(play(subnets, moves), want, "{name}");
         }
+        assert_eq!(last(&"10.0.0.0/8".parse().unwrap()), MOST - 2);
+        assert_eq!(gateway(&"fd00::/64".parse().unwrap()).to_string(), "fd00::1");
     }
 }

@@ -3,7 +3,8 @@
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
-use roadstead_watch::events::{self, About, Happening, Severity, Writer};
+use roadstead_pod::ephemeral;
+use roadstead_watch::events::{self, EventDraft, InvolvedObject, Severity, Writer};
 use tokio_util::sync::CancellationToken;
 
 /// As `kubectl describe` shows the source.
@@ -27,7 +28,7 @@ impl Recorder {
         reason: &'static str,
         message: impl Into<String>,
     ) {
-        self.record(pod, container, Severity::Normal, reason, message.into());
+        self.record(about(pod, container), Severity::Normal, reason, message.into());
     }
 
     pub(crate) fn warning(
@@ -37,12 +38,12 @@ impl Recorder {
         reason: &'static str,
         message: impl Into<String>,
     ) {
-        self.record(pod, container, Severity::Warning, reason, message.into());
+        self.record(about(pod, container), Severity::Warning, reason, message.into());
     }
 
     /// About the node itself.
-    pub(crate) fn of_node(&self, node: &str, reason: &str, message: String) {
-        let about = About {
+    pub(crate) fn of_node(&self, severity: Severity, node: &str, reason: &str, message: String) {
+        let about = InvolvedObject {
             api_version: "v1".into(),
             kind: "Node".into(),
             namespace: String::new(),
@@ -51,22 +52,27 @@ impl Recorder {
             uid: node.to_owned(),
             field: String::new(),
         };
-        let reason = reason.to_owned();
-        self.0.tell(Happening { about, severity: Severity::Warning, reason, message });
+        self.record(about, severity, reason, message);
     }
 
-    fn record(
-        &self,
-        pod: &Pod,
-        container: Option<&str>,
-        severity: Severity,
-        reason: &'static str,
-        message: String,
-    ) {
-        let field = container.map(|container| format!("spec.containers{{{container}}}"));
-        let about = About { field: field.unwrap_or_default(), ..About::object(pod) };
-        self.0.tell(Happening { about, severity, reason: reason.to_owned(), message });
+    fn record(&self, about: InvolvedObject, severity: Severity, reason: &str, message: String) {
+        self.0.record(EventDraft { about, severity, reason: reason.to_owned(), message });
     }
+}
+
+fn about(pod: &Pod, container: Option<&str>) -> InvolvedObject {
+    let spec = pod.spec.as_ref();
+    let is_init = |name: &str| {
+        let mut init = spec.into_iter().flat_map(|spec| spec.init_containers.iter().flatten());
+        init.any(|init| init.name == name)
+    };
+    let is_ephemeral = |name: &str| spec.is_some_and(|spec| ephemeral::find(spec, name).is_some());
+    let field = container.map(|name| match name {
+        name if is_init(name) => format!("spec.initContainers{{{name}}}"),
+        name if is_ephemeral(name) => format!("spec.ephemeralContainers{{{name}}}"),
+        name => format!("spec.containers{{{name}}}"),
+    });
+    InvolvedObject { field: field.unwrap_or_default(), ..InvolvedObject::of(pod) }
 }
 
 /// Writes events until `stop`.

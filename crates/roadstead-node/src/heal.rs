@@ -3,17 +3,18 @@
 //! The kernel tells of every change of links, addresses and routes. A moment after one, and now and
 //! then without one, what should be there is compared with what is.
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use futures::StreamExt;
 use nlink::netlink::messages::LinkMessage;
 use nlink::netlink::{Connection, NetworkEvent, OwnedEventStream, Route, RtnetlinkGroup};
+use roadstead_pod::addresses::Addresses;
 use tokio::time::{self, Instant};
 
 use crate::config::NodeError;
-use crate::network::{Network, Trying, is_namespace};
+use crate::network::{Network, Trying, is_namespace, return_by_same_link};
 
 /// Changes come in groups.
 const SETTLE: Duration = Duration::from_millis(100);
@@ -27,7 +28,7 @@ pub(crate) struct PodLink {
     pub(crate) namespace: PathBuf,
     /// The name of its link on the node.
     pub(crate) name: String,
-    pub(crate) address: Ipv4Addr,
+    pub(crate) addresses: Addresses,
 }
 
 /// How much may be amiss.
@@ -93,10 +94,11 @@ impl Network {
             healed.push(pod.name.clone());
             let name = pod.name.as_str();
             match remedy {
-                Remedy::Make => self.join_pod(&pod.namespace, name, pod.address).await?,
+                Remedy::Make => self.join_pod(&pod.namespace, name, pod.addresses).await?,
                 Remedy::Attach => {
                     let attached = host.set_link_master(name, self.bridge.as_str()).await;
                     attached.trying(|| format!("attach the link {name}"))?;
+                    return_by_same_link(&host, name).await?;
                     host.set_link_up(name).await.trying(|| format!("bring {name} up"))?;
                 }
                 Remedy::BringUp => {
@@ -115,14 +117,19 @@ fn find<'a>(links: &'a [LinkMessage], name: &str) -> Option<&'a LinkMessage> {
 /// Hears from the kernel what happens to the network.
 pub(crate) struct Watcher {
     events: OwnedEventStream<Route>,
+    network: Network,
 }
 
 impl Watcher {
-    pub(crate) async fn start() -> Result<Self, NodeError> {
+    pub(crate) async fn start(network: &Network) -> Result<Self, NodeError> {
         let host = Connection::<Route>::new().trying(|| "open a netlink socket".into())?;
-        let groups = [RtnetlinkGroup::Link, RtnetlinkGroup::Ipv4Addr, RtnetlinkGroup::Ipv4Route];
+        let mut groups =
+            vec![RtnetlinkGroup::Link, RtnetlinkGroup::Ipv4Addr, RtnetlinkGroup::Ipv4Route];
+        if network.has_six() {
+            groups.extend([RtnetlinkGroup::Ipv6Addr, RtnetlinkGroup::Ipv6Route]);
+        }
         host.subscribe(&groups).trying(|| "listen to changes of the network".into())?;
-        Ok(Self { events: host.into_events().await })
+        Ok(Self { events: host.into_events().await, network: network.clone() })
     }
 
     /// Waits until the network may not be as it should; `None` when the kernel is silent for good.
@@ -135,7 +142,7 @@ impl Watcher {
                 Ok(None) => return Ok(None),
                 Ok(Some(event)) => event.trying(|| "hear of a change".into())?,
             };
-            let Some(found) = suspect(&event) else { continue };
+            let Some(found) = self.network.suspect(&event) else { continue };
             if suspicion.is_none() {
                 until = Instant::now() + SETTLE;
             }
@@ -144,12 +151,26 @@ impl Watcher {
     }
 }
 
-/// What we write ourselves to heal is no removal, so there is no circle.
-fn suspect(event: &NetworkEvent) -> Option<Suspicion> {
-    match event {
-        NetworkEvent::NewLink(_) | NetworkEvent::DelLink(_) => Some(Suspicion::Links),
-        NetworkEvent::DelAddress(_) | NetworkEvent::DelRoute(_) => Some(Suspicion::Everything),
-        _ => None,
+impl Network {
+    /// What we write ourselves to heal is no removal, so there is no circle.
+    fn suspect(&self, event: &NetworkEvent) -> Option<Suspicion> {
+        match event {
+            NetworkEvent::NewLink(_) | NetworkEvent::DelLink(_) => Some(Suspicion::Links),
+            // Every link has addresses and routes of IPv6 that the kernel gave it, and they go with it.
+            NetworkEvent::DelAddress(gone) if gone.is_ipv6() => {
+                let ours = |own: &IpAddr| self.own_addresses().any(|address| address == *own);
+                gone.primary_address().is_some_and(ours).then_some(Suspicion::Everything)
+            }
+            NetworkEvent::DelRoute(gone) if gone.is_ipv6() => {
+                let ranges =
+                    self.subnets.iter().flat_map(|own| own.services.into_iter().chain([own.pods]));
+                let to = gone.destination().copied();
+                let mut ours = ranges.map(|range| (Some(range.network()), range.prefix_len()));
+                ours.any(|range| range == (to, gone.dst_len())).then_some(Suspicion::Everything)
+            }
+            NetworkEvent::DelAddress(_) | NetworkEvent::DelRoute(_) => Some(Suspicion::Everything),
+            _ => None,
+        }
     }
 }
 

@@ -4,40 +4,41 @@
 //! The agent starts and stops them, probes them, and reports their status. Which pods run on the
 //! node is decided by the scheduler, through `spec.nodeName`.
 //!
-//! What should happen is decided in pure code: `lifecycle` (the next steps for a pod), `status`
-//! (what the API shows), `probe`, `backoff`, `addresses`, `environment`, `service_links`, `security`,
-//! `seccomp`, `volumes` and `images`.
+//! What should happen is decided by `roadstead-pod`, and here, purely, by `addresses`, `seccomp` and
+//! `cgroup::places`.
 //! The shells around it are thin: `agent` and `worker` (tasks), `network` and `heal` (netlink), `runtime`
-//! (processes) and `prober` (sockets). `container` and `applet` run in processes of their own,
+//! (processes), `prober` (sockets) and `serving` (what `kubectl logs` asks for). `container` and `applet` run in processes of their own,
 //! made from the same executable: see [`applet::applet_main`].
 
 mod addresses;
 pub mod agent;
 pub mod applet;
-mod backoff;
-mod capabilities;
 mod cgroup;
 pub mod config;
 mod container;
-mod environment;
 mod events;
-mod facts;
 mod heal;
 mod heartbeat;
-mod images;
-mod lifecycle;
+mod host_ports;
+mod housekeeping;
+mod image_gc;
+pub mod images;
+mod link_guard;
 mod machine;
+mod manifests;
+mod measure;
+mod mirrors;
 mod network;
-mod order;
+mod objects;
 mod pod_api;
-mod probe;
+mod pod_network;
+mod policy_gate;
+mod probe_counts;
 mod prober;
-mod recovery;
+mod resolv_conf;
 pub mod runtime;
 mod seccomp;
-mod security;
-mod service_links;
 mod services;
-mod status;
-mod volumes;
+pub mod serving;
+mod storage;
 mod worker;

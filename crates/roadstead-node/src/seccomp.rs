@@ -7,12 +7,13 @@
 use std::collections::BTreeMap;
 
 use libc::*;
+use roadstead_pod::capabilities::Capabilities;
 use seccompiler::{
     BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition,
     SeccompFilter, SeccompRule,
 };
 
-use crate::capabilities::Capabilities;
+use serde_json::{Value, json};
 
 /// All flags of clone that make namespaces.
 const NAMESPACES: u64 = 0x7e02_0000;
@@ -26,13 +27,34 @@ const UNKNOWN: i64 = 467;
 /// How many after it are taken for system calls that may come to be.
 const TO_COME: i64 = 64;
 
-/// Numbers that are the same on all machines, of calls that `libc` has no names for: cachestat,
-/// fchmodat2, map_shadow_stack, futex_wake, futex_wait, futex_requeue, statmount, listmount,
-/// setxattrat, getxattrat, listxattrat, removexattrat.
-const RECENT: [i64; 12] = [451, 452, 453, 454, 455, 456, 457, 458, 463, 464, 465, 466];
+/// A system call by the name that `libc` has for it, and by its number.
+type Call = (&'static str, i64);
+
+macro_rules! calls {
+    ($($name:ident),* $(,)?) => { &[$((stringify!($name), $name)),*] };
+}
+
+mod calls;
+pub(crate) mod localhost;
+
+/// They have the same numbers on all machines, and no names in `libc`.
+const RECENT: [Call; 12] = [
+    ("SYS_cachestat", 451),
+    ("SYS_fchmodat2", 452),
+    ("SYS_map_shadow_stack", 453),
+    ("SYS_futex_wake", 454),
+    ("SYS_futex_wait", 455),
+    ("SYS_futex_requeue", 456),
+    ("SYS_statmount", 457),
+    ("SYS_listmount", 458),
+    ("SYS_setxattrat", 463),
+    ("SYS_getxattrat", 464),
+    ("SYS_listxattrat", 465),
+    ("SYS_removexattrat", 466),
+];
 
 #[rustfmt::skip]
-const ALLOWED: &[i64] = &[
+const ALLOWED: &[Call] = calls![
     SYS_accept, SYS_accept4, SYS_adjtimex, SYS_bind, SYS_brk, SYS_capget, SYS_capset, SYS_chdir,
     SYS_chroot, SYS_clock_adjtime, SYS_clock_getres, SYS_clock_gettime, SYS_clock_nanosleep,
     SYS_close, SYS_close_range, SYS_connect, SYS_copy_file_range, SYS_dup, SYS_dup3,
@@ -78,40 +100,49 @@ const ALLOWED: &[i64] = &[
     SYS_wait4, SYS_waitid, SYS_write, SYS_writev,
 ];
 
-/// The last two, which `libc` has no names for, are io_pgetevents and uretprobe.
 #[cfg(target_arch = "x86_64")]
 #[rustfmt::skip]
-const OF_THIS_MACHINE: &[i64] = &[
+const OF_THIS_MACHINE: &[Call] = calls![
     SYS_access, SYS_alarm, SYS_arch_prctl, SYS_chmod, SYS_chown, SYS_creat, SYS_dup2,
     SYS_epoll_create, SYS_epoll_ctl_old, SYS_epoll_wait, SYS_epoll_wait_old, SYS_eventfd,
     SYS_fork, SYS_futimesat, SYS_get_thread_area, SYS_getdents, SYS_getpgrp, SYS_getrlimit,
     SYS_inotify_init, SYS_lchown, SYS_link, SYS_lstat, SYS_mkdir, SYS_mknod, SYS_modify_ldt,
     SYS_open, SYS_pause, SYS_pipe, SYS_poll, SYS_readlink, SYS_rename, SYS_renameat, SYS_rmdir,
     SYS_select, SYS_set_thread_area, SYS_setrlimit, SYS_signalfd, SYS_stat, SYS_symlink,
-    SYS_sync_file_range, SYS_time, SYS_unlink, SYS_utime, SYS_utimes, SYS_vfork, 333, 335,
+    SYS_sync_file_range, SYS_time, SYS_unlink, SYS_utime, SYS_utimes, SYS_vfork,
 ];
-/// renameat, sync_file_range, getrlimit, setrlimit, io_pgetevents.
+/// Those that `libc` has no names for.
+#[cfg(target_arch = "x86_64")]
+const NAMELESS: [Call; 2] = [("SYS_io_pgetevents", 333), ("SYS_uretprobe", 335)];
 #[cfg(not(target_arch = "x86_64"))]
-const OF_THIS_MACHINE: &[i64] = &[38, 84, 163, 164, 292];
+const OF_THIS_MACHINE: &[Call] = &[];
+#[cfg(not(target_arch = "x86_64"))]
+const NAMELESS: [Call; 5] = [
+    ("SYS_renameat", 38),
+    ("SYS_sync_file_range", 84),
+    ("SYS_getrlimit", 163),
+    ("SYS_setrlimit", 164),
+    ("SYS_io_pgetevents", 292),
+];
 
 /// What else comes with a capability that is not usual.
 #[rustfmt::skip]
-const WITH_CAPABILITY: [(&str, &[i64]); 10] = [
-    ("SYS_ADMIN", &[
+const WITH_CAPABILITY: [(&str, &[Call]); 10] = [
+    ("SYS_ADMIN", calls![
         SYS_bpf, SYS_clone, SYS_fanotify_init, SYS_fsconfig, SYS_fsmount, SYS_fsopen, SYS_fspick,
         SYS_mount, SYS_mount_setattr, SYS_move_mount, SYS_open_tree, SYS_perf_event_open,
         SYS_quotactl, SYS_setdomainname, SYS_sethostname, SYS_setns, SYS_syslog, SYS_umount2,
         SYS_unshare,
     ]),
-    ("DAC_READ_SEARCH", &[SYS_open_by_handle_at]),
-    ("SYS_BOOT", &[SYS_reboot]),
-    ("SYS_MODULE", &[SYS_delete_module, SYS_init_module, SYS_finit_module]),
-    ("SYS_PACCT", &[SYS_acct]),
-    ("SYS_PTRACE", &[SYS_kcmp, SYS_pidfd_getfd, SYS_process_madvise]),
-    ("SYS_TIME", &[SYS_settimeofday, SYS_clock_settime]),
-    ("SYS_NICE", &[SYS_get_mempolicy, SYS_mbind, SYS_set_mempolicy]),
-    ("BPF", &[SYS_bpf]),
-    ("PERFMON", &[SYS_perf_event_open]),
+    ("DAC_READ_SEARCH", calls![SYS_open_by_handle_at]),
+    ("SYS_BOOT", calls![SYS_reboot]),
+    ("SYS_MODULE", calls![SYS_delete_module, SYS_init_module, SYS_finit_module]),
+    ("SYS_PACCT", calls![SYS_acct]),
+    ("SYS_PTRACE", calls![SYS_kcmp, SYS_pidfd_getfd, SYS_process_madvise]),
+    ("SYS_TIME", calls![SYS_settimeofday, SYS_clock_settime]),
+    ("SYS_NICE", calls![SYS_get_mempolicy, SYS_mbind, SYS_set_mempolicy]),
+    ("BPF", calls![SYS_bpf]),
+    ("PERFMON", calls![SYS_perf_event_open]),
 ];
 
 /// Returns the programs to install, in this order, for a container with these capabilities.
@@ -146,14 +177,38 @@ fn rules(capabilities: Capabilities) -> Result<BTreeMap<i64, Vec<SeccompRule>>, 
                 .collect::<Result<_, _>>()?,
         ),
     ]);
-    let always = ALLOWED.iter().chain(OF_THIS_MACHINE).chain(&RECENT);
-    rules.extend(always.map(|number| (*number, vec![])));
-    for (name, more) in WITH_CAPABILITY {
-        if Capabilities::one(name).is_some_and(|one| capabilities.contains(one)) {
-            rules.extend(more.iter().map(|number| (*number, vec![])));
-        }
-    }
+    rules.extend(always(capabilities).map(|(_, number)| (number, vec![])));
     Ok(rules)
+}
+
+/// The calls that are allowed whatever their arguments are.
+fn always(capabilities: Capabilities) -> impl Iterator<Item = Call> {
+    let with_capability = WITH_CAPABILITY.iter().filter(move |(name, _)| {
+        Capabilities::one(name).is_some_and(|one| capabilities.contains(one))
+    });
+    let all = ALLOWED.iter().chain(OF_THIS_MACHINE).chain(&NAMELESS).chain(&RECENT);
+    all.chain(with_capability.flat_map(|(_, more)| more.iter())).copied()
+}
+
+/// Returns the same list in the words of the OCI, for a runtime of others to compile.
+pub(crate) fn profile(capabilities: Capabilities) -> Value {
+    let names: Vec<_> =
+        always(capabilities).map(|(name, _)| name.trim_start_matches("SYS_")).collect();
+    let when = |call: &str, is: &str, value: u64| {
+        let argument = json!({"index": 0, "value": value, "valueTwo": 0, "op": is});
+        json!({"names": [call], "action": "SCMP_ACT_ALLOW", "args": [argument]})
+    };
+    let mut calls = vec![
+        json!({"names": names, "action": "SCMP_ACT_ALLOW"}),
+        // Programs then use clone, whose flags can be looked at.
+        json!({"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": ENOSYS}),
+        when("socket", "SCMP_CMP_NE", VSOCK),
+    ];
+    if !names.contains(&"clone") {
+        calls.push(when("clone", "SCMP_CMP_MASKED_EQ", NAMESPACES));
+    }
+    calls.extend(PERSONALITIES.map(|value| when("personality", "SCMP_CMP_EQ", value)));
+    json!({"defaultAction": "SCMP_ACT_ERRNO", "defaultErrnoRet": EPERM, "syscalls": calls})
 }
 
 /// Which argument of clone has its flags: the first on the machines that we know.

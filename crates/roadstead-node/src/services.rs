@@ -14,7 +14,7 @@ use kube::{Api, Client};
 use tokio::time::{self, Instant};
 use tracing::warn;
 
-use crate::service_links::{MASTER, service_links};
+use roadstead_pod::service_links::{MASTER, service_links};
 
 /// A list that takes longer has failed.
 const TIMEOUT: Duration = Duration::from_secs(10);

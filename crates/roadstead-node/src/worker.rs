@@ -1,62 +1,116 @@
 //! The worker of one pod: asks `lifecycle` what to do, does it, and reports the status.
 
-use std::collections::{BTreeMap, HashMap};
+mod containers;
+mod departure;
+mod hooks;
+mod policies;
+mod probes;
+mod pulls;
+mod stopping;
+mod volumes;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt};
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod, PodStatus};
 use kube::Client;
-use tokio::sync::{mpsc, watch};
+use roadstead_api::node_affinity::{NodeTraits, is_particular};
+use roadstead_pod::admission::{Rejection, check_affinity};
+use roadstead_pod::departure::Departure;
+use roadstead_pod::downward::Allocatable;
+use roadstead_pod::facts::{Exit, PodFacts, PodFailure, Sandbox, State, after};
+use roadstead_pod::hosts::kernel_name;
+use roadstead_pod::lifecycle::{PodStep, Presence, plan};
+use roadstead_pod::pod_name::PodName;
+use roadstead_pod::recovery::RecoveredPod;
+use roadstead_pod::sandbox::SandboxOrder;
+use roadstead_pod::security::forbidden_host_network;
+use roadstead_pod::static_pods::is_static;
+use roadstead_pod::status::plan_status;
+use roadstead_pod::{backoff, ephemeral, recovery};
+use tokio::sync::watch;
 use tokio::time::{self, Instant};
-use tokio_util::task::AbortOnDropHandle;
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
-use crate::config::Config;
+use self::containers::policy;
+use self::hooks::Hooks;
+use self::probes::{Begin, Probes};
+use self::pulls::FinishedPull;
+use self::volumes::PodVolumes;
+use crate::config::{Config, in_full};
 use crate::events::Recorder;
-use crate::facts::{ContainerFacts, Exit, PodFacts, Sandbox, State};
-use crate::lifecycle::{Presence, Step, grace_period, plan, will_restart};
-use crate::order::{Circumstances, on_host_network, plan_order, pod_name};
-use crate::probe::{Check, Kind, Outcome, Schedule, Tally, Verdict, step};
-use crate::prober::{self, Assignment, Report};
-use crate::runtime::{
-    ContainerOrder, PodName, PodNetwork, PodRuntime, RecoveredPod, StartError, StartedContainer,
-    Stop,
-};
+use crate::objects::Objects;
+use crate::pod_api;
+use crate::policy_gate::PolicyGate;
+use crate::probe_counts::ProbeCounts;
+use crate::runtime::{Runtime, Stop};
 use crate::services::Services;
-use crate::status::plan_status;
-use crate::{backoff, pod_api, recovery, volumes};
 
 /// After a failure of the API or of the runtime.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// What all workers share.
-pub(crate) struct Context<R> {
+pub(crate) struct Context {
     pub(crate) client: Client,
     pub(crate) config: Config,
-    pub(crate) runtime: R,
+    pub(crate) runtime: Runtime,
     pub(crate) events: Recorder,
     pub(crate) services: Services,
+    pub(crate) objects: Objects,
+    pub(crate) probe_counts: ProbeCounts,
+    pub(crate) policy_gate: PolicyGate,
+    /// What the node has for pods.
+    pub(crate) allocatable: Allocatable,
 }
 
 /// The newest state of the pod in the API.
 #[derive(Clone, Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct PodUpdate {
     pub(crate) pod: Arc<Pod>,
     pub(crate) presence: Presence,
+    /// The node wants it to go.
+    pub(crate) failure: Option<PodFailure>,
+    /// Of a static pod, the uid of what the API shows of it.
+    pub(crate) mirror: Option<String>,
+}
+
+impl PodUpdate {
+    /// A pod that is there.
+    pub(crate) fn of(pod: Arc<Pod>) -> Self {
+        Self { pod, presence: Presence::Present, failure: None, mirror: None }
+    }
+}
+
+/// How a pod comes to this agent.
+pub(crate) struct Arrival {
+    /// What an earlier agent has left of it.
+    pub(crate) recovered: Option<RecoveredPod>,
+    pub(crate) admission: Admission,
+}
+
+/// Whether there is room for a pod.
+pub(crate) enum Admission {
+    /// It was here before.
+    Settled,
+    /// It is new, and there is; whether it wants this node is still to be asked.
+    New,
+    /// There is none.
+    Rejected(Rejection),
 }
 
 /// Works on a pod until it is gone.
-pub(crate) async fn run<R: PodRuntime>(
-    context: Arc<Context<R>>,
-    mut wanted: watch::Receiver<Wanted>,
-    recovered: Option<RecoveredPod>,
+pub(crate) async fn run(
+    context: Arc<Context>,
+    mut wanted: watch::Receiver<PodUpdate>,
+    arrival: Arrival,
 ) {
     let first = wanted.borrow_and_update().clone();
-    let facts = recovery::facts(&first.pod, recovered, Timestamp::now());
+    let facts = recovery::facts(&first.pod, arrival.recovered, Timestamp::now());
     let mut worker = Worker::new(context, first, facts);
+    worker.admit(arrival.admission).await;
     worker.resume();
     loop {
         let next = plan(&worker.pod, worker.presence, &worker.facts, Timestamp::now());
@@ -70,6 +124,7 @@ pub(crate) async fn run<R: PodRuntime>(
         }
         worker.write_status().await;
         worker.wait(&mut wanted, next.wake_at).await;
+        worker.follow_volumes().await;
     }
 }
 
@@ -79,78 +134,126 @@ enum Progress {
     Finished,
 }
 
-struct Worker<R> {
-    context: Arc<Context<R>>,
+struct Worker {
+    context: Arc<Context>,
     name: PodName,
     pod: Arc<Pod>,
     presence: Presence,
     facts: PodFacts,
     exits: FuturesUnordered<BoxFuture<'static, (String, Exit)>>,
-    probes: HashMap<(String, Kind), Probing>,
-    reports: mpsc::Receiver<Report>,
-    report: mpsc::Sender<Report>,
-    /// When a container that was asked to end is killed.
-    deadlines: BTreeMap<String, Instant>,
+    pulls: FuturesUnordered<BoxFuture<'static, FinishedPull>>,
+    probes: Probes,
+    hooks: Hooks,
+    volumes: PodVolumes,
+    /// Whether the pod has waited for policies with the network that it has.
+    policies_awaited: bool,
+    /// Ends when nobody sends new connections to the pod.
+    leaving: Option<BoxFuture<'static, ()>>,
     written: Option<PodStatus>,
+    /// Of a static pod, the uid of what the API shows of it.
+    mirror: Option<String>,
     write_again_at: Option<Instant>,
 }
 
-/// A probe under way; dropping it ends it.
-struct Probing {
-    tally: Tally,
-    schedule: Schedule,
-    _task: AbortOnDropHandle<()>,
-}
-
-impl<R: PodRuntime> Worker<R> {
-    fn new(context: Arc<Context<R>>, wanted: Wanted, facts: PodFacts) -> Self {
-        let (report, reports) = mpsc::channel(16);
+impl Worker {
+    fn new(context: Arc<Context>, wanted: PodUpdate, facts: PodFacts) -> Self {
         Self {
-            name: pod_name(&wanted.pod),
+            name: PodName::of(&wanted.pod),
             context,
             pod: wanted.pod,
             presence: wanted.presence,
             facts,
             exits: FuturesUnordered::new(),
-            probes: HashMap::new(),
-            reports,
-            report,
-            deadlines: BTreeMap::new(),
+            pulls: FuturesUnordered::new(),
+            probes: Probes::default(),
+            hooks: Hooks::default(),
+            volumes: PodVolumes::default(),
+            policies_awaited: false,
+            leaving: None,
             written: None,
+            mirror: wanted.mirror,
             write_again_at: None,
         }
+    }
+
+    /// Takes in whether there is room for the pod.
+    async fn admit(&mut self, admission: Admission) {
+        let rejection = match admission {
+            Admission::Settled => return,
+            Admission::Rejected(rejection) => rejection,
+            Admission::New => {
+                let spec = self.pod.spec.as_ref().filter(|spec| is_particular(spec));
+                let (client, name) = (&self.context.client, &self.context.config.node_name);
+                let labels = match spec {
+                    Some(_) => pod_api::node_labels(client, name).await,
+                    None => None,
+                };
+                // A node that cannot be asked takes whoever is sent to it.
+                let Some(labels) = labels else { return };
+                let node = NodeTraits { name, labels: Some(&labels) };
+                match check_affinity(&self.pod, node) {
+                    Ok(()) => return,
+                    Err(rejection) => rejection,
+                }
+            }
+        };
+        let (reason, message) = (rejection.reason, rejection.message.clone());
+        warn!(pod = %self.title(), reason, message, "the pod is rejected");
+        self.context.events.warning(&self.pod, None, reason, message);
+        self.facts.failure = Some(rejection.failure());
     }
 
     /// Follows the containers that were running before we came.
     fn resume(&mut self) {
         self.facts.start_time.get_or_insert_with(Timestamp::now);
-        let running = self.facts.containers.iter().filter_map(|(name, container)| {
-            let State::Running { id, .. } = &container.state else { return None };
-            Some((name.clone(), id.clone(), container.started))
-        });
-        for (name, id, started) in running.collect::<Vec<_>>() {
+        let running = self.facts.containers.iter();
+        let running = running.filter(|(_, known)| matches!(known.state, State::Running { .. }));
+        self.volumes.changed = self.facts.sandbox == Sandbox::Ready;
+        for name in running.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
             self.follow(&name);
-            self.start_probes(&name, &id, started);
+            self.start_probes(&name, Begin::Spread);
         }
     }
 
-    async fn take(&mut self, step: Step) -> Progress {
+    async fn take(&mut self, step: PodStep) -> Progress {
         match step {
-            Step::CreateSandbox => self.create_sandbox().await,
-            Step::Start(container) => self.start(&container).await,
-            Step::Stop { container, grace } => {
-                let message = format!("Stopping container {container}");
-                self.context.events.normal(&self.pod, Some(&container), "Killing", message);
-                self.stop(&container, grace);
+            PodStep::Depart { limit } => {
+                let since = Timestamp::now();
+                self.facts.departure = Departure::Underway { since, until: later(limit) };
+                let (client, namespace) =
+                    (self.context.client.clone(), self.name.namespace.clone());
+                let left = departure::left_everywhere(client, namespace, self.name.uid.clone());
+                self.leaving = Some(Box::pin(left));
             }
-            Step::RemoveSandbox => match self.context.runtime.remove_sandbox(&self.name).await {
-                Ok(()) => self.facts.sandbox = Sandbox::Removed,
-                Err(error) => {
-                    warn!(pod = %self.title(), %error, "cannot remove the sandbox, will retry");
-                    time::sleep(RETRY).await;
+            PodStep::CreateSandbox => {
+                self.create_sandbox().await;
+                // Whoever waits for the address need not wait for the images.
+                self.write_status().await;
+            }
+            PodStep::Pull(container) => self.pull(&container).await,
+            PodStep::BackOffPull(container) => self.back_off_pull(&container),
+            PodStep::Start(container) => self.start(&container).await,
+            PodStep::Stop { container, grace } => {
+                self.stop(&container, grace, &format!("Stopping container {container}"));
+            }
+            PodStep::Replace { container, grace } => self.replace(&container, grace),
+            PodStep::Signal(container) => self.signal(&container),
+            PodStep::Kill(container) => self.kill(&container),
+            PodStep::Fail(failure) => {
+                let message = failure.message.clone();
+                self.context.events.normal(&self.pod, None, failure.reason, message);
+                self.facts.failure = Some(failure);
+            }
+            PodStep::RemoveSandbox => {
+                match self.context.runtime.containers.remove_sandbox(&self.name).await {
+                    Ok(()) => self.facts.sandbox = Sandbox::Removed,
+                    Err(error) => {
+                        warn!(pod = %self.title(), %error, "cannot remove the sandbox, will retry");
+                        time::sleep(RETRY).await;
+                    }
                 }
-            },
-            Step::Finish => return self.finish().await,
+            }
+            PodStep::Finish => return self.finish().await,
         }
         Progress::GoingOn
     }
@@ -160,38 +263,52 @@ impl<R: PodRuntime> Worker<R> {
     }
 
     async fn create_sandbox(&mut self) {
-        if let Some(message) = volumes::missing(&self.pod) {
-            let all = self
-                .pod
-                .spec
-                .iter()
-                .flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
-            for container in all {
-                let facts = self.facts.containers.entry(container.name.clone()).or_default();
-                if let State::Waiting { message: shown, .. } = &mut facts.state {
-                    *shown = Some(message.clone());
-                }
-            }
+        let policy = policy(&self.context.config);
+        if let Some(why) = forbidden_host_network(&self.pod, policy) {
+            self.explain_waiting(Some(&why));
+            let message = format!("Failed to create pod sandbox: {why}");
+            return self.sandbox_failed("FailedCreatePodSandBox", message);
+        }
+        if let Err(message) = self.prepare_volumes().await {
+            self.explain_waiting(Some(&message));
             return self.sandbox_failed("FailedMount", message);
         }
-        for volume in volumes::left_out(&self.pod) {
-            let message = format!(
-                "MountVolume.SetUp failed for volume {volume:?} : tokens are not supported by this node yet, the pod runs without"
-            );
-            self.context.events.warning(&self.pod, None, "FailedMount", message);
+        self.explain_waiting(None);
+        if recovery::lose_sandbox(&self.pod, &mut self.facts) {
+            let text = "Pod sandbox changed, it will be killed and re-created.";
+            self.context.events.normal(&self.pod, None, "SandboxChanged", text);
         }
-        let network = match on_host_network(&self.pod) {
-            true => PodNetwork::Host,
-            false => PodNetwork::Own,
+        let node = &self.context.config;
+        let hostname = match kernel_name(&self.pod, &node.cluster_domain, &node.node_name) {
+            Ok(hostname) => hostname,
+            Err(why) => {
+                let message = format!("Failed to create pod sandbox: {why}");
+                return self.sandbox_failed("FailedCreatePodSandBox", message);
+            }
         };
-        match self.context.runtime.create_sandbox(&self.name, network).await {
-            Ok(address) => {
-                self.facts.address = Some(address);
+        let order = SandboxOrder::of(&self.pod, hostname, &node.unsafe_sysctls);
+        match self.context.runtime.containers.create_sandbox(&self.name, order).await {
+            Ok(addresses) => {
+                self.facts.addresses = Some(addresses);
+                self.policies_awaited = false;
                 self.facts.sandbox = Sandbox::Ready;
             }
             Err(error) => {
-                let message = format!("Failed to create pod sandbox: {}", chain(&error));
+                let message = format!("Failed to create pod sandbox: {}", in_full(&error));
                 self.sandbox_failed("FailedCreatePodSandBox", message);
+            }
+        }
+    }
+
+    /// Says at the containers that wait what they wait for.
+    fn explain_waiting(&mut self, message: Option<&str>) {
+        let spec = self.pod.spec.iter();
+        let all =
+            spec.flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
+        for container in all {
+            let facts = self.facts.containers.entry(container.name.clone()).or_default();
+            if let State::Waiting { message: shown, .. } = &mut facts.state {
+                *shown = message.map(str::to_owned);
             }
         }
     }
@@ -207,279 +324,85 @@ impl<R: PodRuntime> Worker<R> {
         self.facts.sandbox = Sandbox::Failed { retry_at: later(delay), delay };
     }
 
-    async fn start(&mut self, name: &str) {
-        let Some(container) = self.find(name) else { return };
-        let known = self.facts.containers.get(name);
-        let restarts = known.map_or(0, |known| match known.state {
-            State::Exited(_) => known.restarts + 1,
-            _ => known.restarts,
-        });
-        let links = self.context.services.links(&self.pod).await;
-        let result = match links.and_then(|links| self.order(&container, restarts, &links)) {
-            Ok(order) => self.context.runtime.start(order).await,
-            Err(message) => {
-                Err(StartError::Waiting { reason: "CreateContainerConfigError", message })
-            }
-        };
-        match result {
-            Ok(started) => self.started(&container, started, restarts),
-            Err(StartError::Waiting { reason, message }) => self.refused(name, reason, message),
-            Err(StartError::Failed(message)) => {
-                self.context.events.warning(
-                    &self.pod,
-                    Some(name),
-                    "Failed",
-                    format!("Error: {message}"),
-                );
-                self.facts.containers.entry(name.into()).or_default().restarts = restarts;
-                let now = Timestamp::now();
-                self.ended(
-                    name,
-                    Exit {
-                        id: String::new(),
-                        code: 128,
-                        reason: "StartError".into(),
-                        message: Some(message),
-                        started_at: now,
-                        finished_at: now,
-                    },
-                );
-            }
-        }
-    }
-
     fn find(&self, name: &str) -> Option<Container> {
         let spec = self.pod.spec.as_ref()?;
         let mut all = spec.init_containers.iter().flatten().chain(&spec.containers);
-        all.find(|container| container.name == name).cloned()
+        let found = all.find(|container| container.name == name).cloned();
+        found.or_else(|| ephemeral::find(spec, name).map(ephemeral::as_container))
     }
 
-    fn order(
-        &self,
-        container: &Container,
-        restarts: i32,
-        links: &[(String, String)],
-    ) -> Result<ContainerOrder, String> {
-        let config = &self.context.config;
-        let address = self.facts.address.unwrap_or(config.internal_ip);
-        let circumstances = Circumstances { address, restarts, links, config };
-        let (order, notes) = plan_order(&self.pod, container, &circumstances)?;
-        for note in notes {
-            self.context.events.warning(&self.pod, None, "DNSConfigForming", note);
-        }
-        Ok(order)
-    }
-
-    fn started(&mut self, container: &Container, started: StartedContainer, restarts: i32) {
-        let name = &container.name;
-        info!(pod = %self.title(), container = name, restarts, "started");
-        let events = &self.context.events;
-        let image = container.image.as_deref().unwrap_or_default();
-        let message = format!("Container image {image:?} already present on machine");
-        events.normal(&self.pod, Some(name), "Pulled", message);
-        events.normal(&self.pod, Some(name), "Created", format!("Created container: {name}"));
-        events.normal(&self.pod, Some(name), "Started", format!("Started container {name}"));
-        let is_started = container.startup_probe.is_none();
-        let facts = self.facts.containers.entry(name.clone()).or_default();
-        let running =
-            State::Running { id: started.id.clone(), since: started.since, stopping: false };
-        if let State::Exited(exit) = std::mem::replace(&mut facts.state, running) {
-            facts.last = Some(exit);
-        }
-        facts.restarts = restarts;
-        facts.started = is_started;
-        facts.ready = is_started && container.readiness_probe.is_none();
-        facts.retry_at = None;
-        self.follow(name);
-        self.start_probes(name, &started.id, is_started);
-    }
-
-    fn refused(&mut self, name: &str, reason: &'static str, message: String) {
-        self.context.events.warning(
-            &self.pod,
-            Some(name),
-            "Failed",
-            format!("Error: {reason}: {message}"),
-        );
-        let facts = self.facts.containers.entry(name.into()).or_default();
-        let delay = backoff::after_failed_start(facts.delay);
-        facts.delay = Some(delay);
-        facts.retry_at = Some(later(delay));
-        let before =
-            std::mem::replace(&mut facts.state, State::Waiting { reason, message: Some(message) });
-        if let State::Exited(exit) = before {
-            facts.last = Some(exit);
-            facts.restarts += 1;
-        }
-    }
-
-    /// Lets us know when the container ends.
-    fn follow(&mut self, name: &str) {
-        let wait = self.context.runtime.wait(&self.name, name);
-        let name = name.to_owned();
-        self.exits.push(Box::pin(async move { (name, wait.await) }));
-    }
-
-    fn ended(&mut self, name: &str, exit: Exit) {
-        self.probes.retain(|(container, _), _| container != name);
-        self.deadlines.remove(name);
-        let Some(container) = self.find(name) else { return };
-        let facts = self.facts.containers.entry(name.into()).or_default();
-        let ran_for = exit.finished_at.duration_since(exit.started_at);
-        let delay = backoff::after_exit(facts.delay, ran_for.unsigned_abs());
-        let again = will_restart(&self.pod, &container, &exit);
-        debug!(container = name, code = exit.code, again, "ended");
-        facts.retry_at = again.then(|| later(delay));
-        facts.delay = Some(delay);
-        facts.ready = false;
-        facts.started = false;
-        facts.state = State::Exited(exit);
-        if again && !delay.is_zero() {
-            let message = format!(
-                "Back-off restarting failed container {name} in pod {}_{}({})",
-                self.name.name, self.name.namespace, self.name.uid
-            );
-            self.context.events.warning(&self.pod, Some(name), "BackOff", message);
-        }
-    }
-
-    /// Asks the container to end, and kills it after the grace period.
-    fn stop(&mut self, name: &str, grace: Duration) {
-        if let Some(ContainerFacts { state: State::Running { stopping, .. }, .. }) =
-            self.facts.containers.get_mut(name)
-        {
-            *stopping = true;
-        }
-        // It stays ready until it has ended, but it is not asked any more whether it lives.
-        self.probes.retain(|(container, kind), _| container != name || *kind == Kind::Readiness);
-        if grace.is_zero() {
-            return self.context.runtime.stop(&self.name, name, Stop::Now);
-        }
-        self.context.runtime.stop(&self.name, name, Stop::Gracefully);
-        self.deadlines.insert(name.into(), Instant::now() + grace);
-    }
-
-    fn start_probes(&mut self, name: &str, id: &str, started: bool) {
-        let kinds: &[Kind] =
-            if started { &[Kind::Readiness, Kind::Liveness] } else { &[Kind::Startup] };
-        let (Some(container), Some(address)) = (self.find(name), self.facts.address) else {
-            return;
-        };
-        for kind in kinds {
-            let Some(probe) = kind.of(&container) else { continue };
-            let schedule = Schedule::of(probe);
-            match Check::of(probe, &container) {
-                Ok(check) => {
-                    let assignment = Assignment {
-                        container: name.into(),
-                        id: id.into(),
-                        kind: *kind,
-                        check,
-                        schedule: schedule.clone(),
-                        address,
-                    };
-                    let task = tokio::spawn(prober::run(assignment, self.report.clone()));
-                    let _task = AbortOnDropHandle::new(task);
-                    let probing = Probing { tally: Tally::default(), schedule, _task };
-                    self.probes.insert((name.into(), *kind), probing);
-                }
-                // Not ready and not killed: the container must not seem better than it is, nor
-                // die of what we cannot do.
-                Err(message) => self.unhealthy(name, *kind, &message),
-            }
-        }
-    }
-
-    fn unhealthy(&self, container: &str, kind: Kind, message: &str) {
-        let message = format!("{} probe failed: {message}", kind.title());
-        self.context.events.warning(&self.pod, Some(container), "Unhealthy", message);
-    }
-
-    fn probed(&mut self, report: Report) {
-        let Report { container, id, kind, outcome } = report;
-        let Some(facts) = self.facts.containers.get_mut(&container) else { return };
-        let is_current = matches!(&facts.state, State::Running { id: now, .. } if *now == id);
-        let Some(probing) = self.probes.get_mut(&(container.clone(), kind)) else { return };
-        if !is_current {
-            return;
-        }
-        let (tally, verdict) = step(probing.tally, &outcome, probing.schedule.thresholds);
-        probing.tally = tally;
-        match (kind, verdict) {
-            (_, Verdict::Undecided) | (Kind::Liveness, Verdict::Passing) => {}
-            (Kind::Readiness, verdict) => facts.ready = verdict == Verdict::Passing,
-            (Kind::Startup, Verdict::Passing) => self.startup_passed(&container, &id),
-            (Kind::Startup | Kind::Liveness, Verdict::Failing) => {}
-        }
-        if let Outcome::Failure(message) = &outcome {
-            self.unhealthy(&container, kind, message);
-        }
-        if verdict == Verdict::Failing && kind != Kind::Readiness {
-            self.kill_unhealthy(&container, kind);
-        }
-    }
-
-    fn startup_passed(&mut self, name: &str, id: &str) {
-        self.probes.remove(&(name.to_owned(), Kind::Startup));
-        let waits = self.find(name).is_some_and(|container| container.readiness_probe.is_some());
-        if let Some(facts) = self.facts.containers.get_mut(name) {
-            facts.started = true;
-            facts.ready = !waits;
-        }
-        self.start_probes(name, id, true);
-    }
-
-    fn kill_unhealthy(&mut self, name: &str, kind: Kind) {
-        let title = kind.title().to_lowercase();
-        let message = format!("Container {name} failed {title} probe, will be restarted");
-        self.context.events.normal(&self.pod, Some(name), "Killing", message);
-        let container = self.find(name);
-        let own = container
-            .as_ref()
-            .and_then(|container| kind.of(container)?.termination_grace_period_seconds);
-        let grace = own.map(|seconds| Duration::from_secs(seconds.max(0).unsigned_abs()));
-        self.stop(name, grace.unwrap_or_else(|| grace_period(&self.pod)));
+    fn is_ephemeral(&self, name: &str) -> bool {
+        let spec = self.pod.spec.iter();
+        let mut all = spec.flat_map(|spec| spec.ephemeral_containers.iter().flatten());
+        all.any(|container| container.name == name)
     }
 
     /// Waits until something happens, and takes it in.
-    async fn wait(&mut self, wanted: &mut watch::Receiver<Wanted>, wake_at: Option<Timestamp>) {
+    async fn wait(&mut self, wanted: &mut watch::Receiver<PodUpdate>, wake_at: Option<Timestamp>) {
         let until = wake_at.map(|at| Instant::now() + from_now(at));
-        let deadline = self.deadlines.values().min().copied();
-        let times = [until, deadline, self.write_again_at];
+        let times = [until, self.write_again_at, self.volumes.wake_at()];
         let wake = times.into_iter().flatten().min();
         tokio::select! {
-            changed = wanted.changed() => match changed {
+            // Of one that is gone there is no more news.
+            changed = wanted.changed(), if self.presence == Presence::Present => match changed {
                 Ok(()) => self.wanted(wanted.borrow_and_update().clone()),
                 // The agent is gone: its task ends us soon.
                 Err(_) => std::future::pending().await,
             },
             Some((name, exit)) = self.exits.next() => self.ended(&name, exit),
-            Some(report) = self.reports.recv() => self.probed(report),
-            () = sleep_until(wake) => self.kill_overdue(),
+            Some(pull) = self.pulls.next() => self.pull_finished(pull),
+            Some(report) = self.probes.next() => self.probed(report),
+            Some(report) = self.hooks.next() => self.hook_ended(report),
+            () = self.volumes.next_change() => {}
+            () = finished(&mut self.leaving) => {
+                self.leaving = None;
+                self.facts.departure = self.facts.departure.end(Timestamp::now());
+            }
+            () = sleep_until(wake) => {}
         }
     }
 
-    fn wanted(&mut self, wanted: Wanted) {
+    fn wanted(&mut self, wanted: PodUpdate) {
         let spec_changed = self.pod.spec != wanted.pod.spec;
+        // What files and variables say of the pod itself may be out of date.
+        self.volumes.changed |= self.pod.metadata.labels != wanted.pod.metadata.labels
+            || self.pod.metadata.annotations != wanted.pod.metadata.annotations;
         self.pod = wanted.pod;
         self.presence = wanted.presence;
+        if self.mirror != wanted.mirror {
+            // Another object has to be told everything.
+            self.written = None;
+            self.mirror = wanted.mirror;
+        }
+        if let Some(failure) = wanted.failure.filter(|_| self.facts.failure.is_none()) {
+            self.evict(failure);
+        }
         if spec_changed {
             // Another image may exist where the last one did not: try at once.
             let all = self.facts.containers.values_mut();
-            for container in all.filter(|c| matches!(c.state, State::Waiting { .. })) {
-                container.retry_at = None;
+            for container in all {
+                container.image = None;
+                if matches!(container.state, State::Waiting { .. }) {
+                    container.retry_at = None;
+                }
             }
         }
-        // Somebody may have lost patience since the deletion began.
-        let latest = Instant::now() + grace_period(&self.pod);
-        self.deadlines.values_mut().for_each(|deadline| *deadline = latest.min(*deadline));
+        self.hurry();
     }
 
-    fn kill_overdue(&mut self) {
-        let now = Instant::now();
-        let overdue = self.deadlines.extract_if(.., |_, deadline| *deadline <= now);
-        for (name, _) in overdue {
-            self.context.runtime.stop(&self.name, &name, Stop::Now);
+    /// The node is short of something: the pod has no time to end by itself.
+    fn evict(&mut self, failure: PodFailure) {
+        self.context.events.warning(&self.pod, None, failure.reason, failure.message.clone());
+        self.facts.failure = Some(failure);
+        for container in self.facts.containers.keys() {
+            self.context.runtime.containers.stop(&self.name, container, Stop::Now);
+        }
+    }
+
+    /// A warning about a container of a pod that somebody still knows.
+    fn event(&self, container: &str, reason: &'static str, message: &str) {
+        if self.presence == Presence::Present {
+            self.context.events.warning(&self.pod, Some(container), reason, message);
         }
     }
 
@@ -490,13 +413,19 @@ impl<R: PodRuntime> Worker<R> {
             return;
         }
         self.write_again_at = None;
-        let host = self.context.config.internal_ip;
+        let host = self.context.config.internal_ips;
         let before = recovery::with_last_status(&self.pod, self.written.as_ref());
         let status = plan_status(&before, &self.facts, host, Timestamp::now());
         if self.written.as_ref() == Some(&status) {
             return;
         }
-        match pod_api::write_status(&self.context.client, &self.name, &status).await {
+        let mut shown = self.name.clone();
+        if is_static(&self.pod) {
+            // It will be written when there is something to write it to.
+            let Some(mirror) = self.mirror.clone() else { return };
+            shown.uid = mirror;
+        }
+        match pod_api::write_status(&self.context.client, &shown, &status).await {
             Ok(()) => self.written = Some(status),
             Err(error) => {
                 warn!(pod = %self.title(), error, "cannot write the status, will retry");
@@ -508,7 +437,12 @@ impl<R: PodRuntime> Worker<R> {
     /// Forgets the pod, and lets the API forget it.
     async fn finish(&mut self) -> Progress {
         self.write_status().await;
-        if let Err(error) = self.context.runtime.remove(&self.name).await {
+        if self.write_again_at.is_some() {
+            // Whoever waits for the end must be able to see how it ended.
+            time::sleep(RETRY).await;
+            return Progress::GoingOn;
+        }
+        if let Err(error) = self.context.runtime.containers.remove(&self.name).await {
             warn!(pod = %self.title(), %error, "cannot remove the pod, will retry");
             time::sleep(RETRY).await;
             return Progress::GoingOn;
@@ -527,11 +461,18 @@ impl<R: PodRuntime> Worker<R> {
 }
 
 fn later(delay: Duration) -> Timestamp {
-    Timestamp::now() + SignedDuration::try_from(delay).unwrap_or(SignedDuration::ZERO)
+    after(Timestamp::now(), delay)
 }
 
 fn from_now(at: Timestamp) -> Duration {
     Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or_default()
+}
+
+async fn finished(work: &mut Option<BoxFuture<'static, ()>>) {
+    match work {
+        Some(work) => work.await,
+        None => std::future::pending().await,
+    }
 }
 
 async fn sleep_until(at: Option<Instant>) {
@@ -539,10 +480,4 @@ async fn sleep_until(at: Option<Instant>) {
         Some(at) => time::sleep_until(at).await,
         None => std::future::pending().await,
     }
-}
-
-/// An error with its causes, for events.
-fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }

@@ -1,14 +1,16 @@
 //! Measures what keeping `managedFields` costs a write: run it with `--release`.
 
+#![allow(clippy::disallowed_methods, reason = "a measurement reads the clock")]
+
 use std::hint::black_box;
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
-use roadstead_api::schema::Schema;
 use roadstead_patch::apply::managers::Manager;
 use roadstead_patch::apply::track::track;
 use roadstead_patch::apply::typing::Typing;
 use roadstead_patch::apply::{Part, Request, apply};
+use roadstead_schema::types::Schema;
 use serde_json::{Value, json};
 
 /// Others may use the machine: the best of many short batches is the cost of the work itself.

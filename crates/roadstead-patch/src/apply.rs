@@ -19,14 +19,14 @@ use self::managers::{Entry, Manager, Managers, Operation};
 use self::typing::Typing;
 
 mod client_side;
-pub mod compare;
+mod compare;
 mod edit;
-pub mod element;
-pub mod fieldset;
+mod element;
+mod fieldset;
 pub mod managers;
 mod merge;
 pub mod track;
-pub mod typed;
+mod typed;
 pub mod typing;
 
 /// Who owns what was there before anybody applied anything.

@@ -2,11 +2,13 @@
 //! server-side apply.
 //!
 //! Pure functions over JSON values; which lists are merged by which key comes from the schema in
-//! `roadstead-api`. Routing a request to the right kind of patch, retrying on conflict and
+//! `roadstead-schema`. Routing a request to the right kind of patch, retrying on conflict and
 //! validating the result belong to `roadstead-server`.
 
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests read files and clocks"))]
+
 use json_patch::{Patch, PatchOperation};
-use roadstead_api::look::is_deeper;
+use roadstead_schema::json::{is_deeper, size};
 use serde_json::Value;
 
 pub mod apply;
@@ -28,12 +30,14 @@ pub enum PatchError {
 
 /// How many operations a JSON patch may have (upstream's limit).
 const OPERATIONS: usize = 10_000;
-/// How much all copies of a JSON patch may copy: as much as a body may have.
-const COPIED: usize = 3 << 20;
+/// How much all copies of a JSON patch may copy (upstream: 3 MiB). What is small to ask for has a small
+/// answer.
+const COPIED: usize = 512 << 10;
 /// How deep an object may become: not as deep as what would no longer be read from the store.
 const DEPTH: usize = 100;
 
-/// RFC 6902: a list of operations, all of which succeed or none.
+/// RFC 6902: a list of operations, all of which succeed or none. What they leave is an object again, though
+/// they may put anything in the place of the whole.
 pub fn json(object: &mut Value, patch: Value) -> Result<(), PatchError> {
     let Patch(operations) =
         serde_json::from_value(patch).map_err(|error| PatchError::Malformed(error.to_string()))?;
@@ -51,6 +55,9 @@ pub fn json(object: &mut Value, patch: Value) -> Result<(), PatchError> {
             error.operation = index;
             PatchError::Rejected(error.to_string())
         })?;
+    }
+    if !changed.is_object() {
+        return Err(PatchError::Rejected("the result of a JSON patch must be an object".into()));
     }
     *object = changed;
     Ok(())
@@ -86,18 +93,6 @@ fn check_growth(
     Ok(())
 }
 
-/// About as many bytes as the value has in JSON.
-fn size(value: &Value) -> usize {
-    match value {
-        Value::Null | Value::Bool(_) | Value::Number(_) => 8,
-        Value::String(text) => text.len() + 2,
-        Value::Array(items) => 2 + items.iter().map(|item| size(item) + 1).sum::<usize>(),
-        Value::Object(fields) => {
-            2 + fields.iter().map(|(name, value)| name.len() + size(value) + 4).sum::<usize>()
-        }
-    }
-}
-
 /// RFC 7386: objects are merged, null removes, everything else replaces.
 pub fn merge(object: &mut Value, patch: &Value) -> Result<(), PatchError> {
     if !patch.is_object() {
@@ -119,6 +114,23 @@ fn a_failing_json_patch_changes_nothing() {
     assert_eq!(object, json!({"a": 1}));
     merge(&mut object, &json!({"a": null, "b": {"c": 1}})).unwrap();
     assert_eq!(object, json!({"b": {"c": 1}}));
+}
+
+#[test]
+fn a_json_patch_leaves_an_object() {
+    use serde_json::json;
+    for (patch, want) in [
+        (json!({"op": "add", "path": "", "value": "z"}), None),
+        (json!({"op": "replace", "path": "", "value": null}), None),
+        (json!({"op": "remove", "path": ""}), None),
+        (json!({"op": "copy", "from": "/a", "path": ""}), None),
+        (json!({"op": "add", "path": "", "value": {"b": 2}}), Some(json!({"b": 2}))),
+    ] {
+        let mut object = json!({"a": 1});
+        let is_refused = json(&mut object, json!([patch])).is_err();
+        assert_eq!(is_refused, want.is_none(), "{patch}");
+        assert_eq!(object, want.unwrap_or(json!({"a": 1})), "{patch}");
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! `$patch`, `$retainKeys`, `$setElementOrder/…` and `$deleteFromPrimitiveList/…` say what a plain
 //! merge cannot. (Upstream: apimachinery/pkg/util/strategicpatch.)
 
-use roadstead_api::schema::{Field, Schema, Type, TypeId};
+use roadstead_schema::types::{Field, Schema, Type, TypeId};
 use serde_json::{Map, Value};
 
 use crate::PatchError;
@@ -88,7 +88,7 @@ impl<'a> Merger<'a> {
             patch.into_iter().partition(|(name, _)| name.starts_with('$'));
         for (name, value) in fields {
             let order = directives.get(&format!("{ORDER}{name}"));
-            self.set(ty, object, name, value, order)?;
+            self.set(ty, object, (name, value), order)?;
         }
         for (directive, value) in directives {
             self.direct(ty, object, &directive, value)?;
@@ -100,8 +100,7 @@ impl<'a> Merger<'a> {
         &self,
         ty: Option<&Type>,
         object: &mut Map<String, Value>,
-        name: String,
-        value: Value,
+        (name, value): (String, Value),
         order: Option<&Value>,
     ) -> Result<(), PatchError> {
         let field = self.field(ty, &name);

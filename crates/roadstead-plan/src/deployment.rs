@@ -2,6 +2,7 @@
 //! the old ones to the new one.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{
@@ -12,8 +13,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::owner;
 
+mod claim;
 mod rollout;
+mod scaling;
 mod status;
+
+pub use claim::{SetClaim, claim};
 
 /// The label that tells apart the pods of different versions.
 pub const HASH: &str = "pod-template-hash";
@@ -21,6 +26,11 @@ pub const HASH: &str = "pod-template-hash";
 pub const REVISION: &str = "deployment.kubernetes.io/revision";
 const DESIRED: &str = "deployment.kubernetes.io/desired-replicas";
 const MAX: &str = "deployment.kubernetes.io/max-replicas";
+const HISTORY: &str = "deployment.kubernetes.io/revision-history";
+/// What kubectl notes for itself.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+/// So many earlier numbers of a version are kept.
+const EARLIER: usize = 100;
 
 /// The writes that bring a Deployment closer to what it says.
 #[derive(Debug, Default, PartialEq)]
@@ -35,30 +45,48 @@ pub struct DeploymentPlan {
     pub revision: Option<String>,
     /// What is true now, before these writes.
     pub status: DeploymentStatus,
+    /// When to look again even if nothing happens.
+    pub again_after: Option<Duration>,
     /// What to tell: reason and message.
     pub notes: Vec<(&'static str, String)>,
 }
 
-/// Plans the ReplicaSets of a Deployment, given those that it controls.
-pub fn plan(deployment: &Deployment, sets: &[&ReplicaSet], now: Timestamp) -> DeploymentPlan {
+/// Plans the ReplicaSets of a Deployment, given those that it controls, and who has a name already.
+pub fn plan(
+    deployment: &Deployment,
+    sets: &[&ReplicaSet],
+    is_taken: &dyn Fn(&str) -> bool,
+    now: Timestamp,
+) -> DeploymentPlan {
     let spec = &deployment.spec;
     let mut sets: Vec<_> = sets.iter().map(|set| (*set).clone()).collect();
     sets.sort_by_key(|set| (created(set), name(&set.metadata).to_owned()));
     let current = sets.iter().position(|set| is_of(set, &spec.template));
-    let mut plan = DeploymentPlan {
-        status: status::status(deployment, spec, &sets, current, now),
-        ..DeploymentPlan::default()
-    };
+    let mut plan = DeploymentPlan::default();
+    let look = status::Look { deployment, sets: &sets, current, now };
+    (plan.status, plan.again_after) = look.status();
     if deployment.metadata.deletion_timestamp.is_some() {
         return plan;
     }
     let paused = spec.paused == Some(true);
     let newest = sets.iter().map(revision).max().unwrap_or(0);
     match current {
-        None if paused => {}
+        None if paused => {
+            let mut wanted = sets.clone();
+            rollout::resize_paused(spec, &mut wanted);
+            compare(&sets, wanted, &mut plan);
+        }
         None => {
-            let mut set = new_set(deployment, spec, newest + 1);
+            let mut set = new_set(deployment, spec, newest.saturating_add(1));
+            if is_taken(name(&set.metadata)) {
+                // By a set of another version, or of somebody else: the next name is another one.
+                let collisions = plan.status.collision_count.unwrap_or(0);
+                plan.status.collision_count = Some(collisions.saturating_add(1));
+                plan.again_after = Some(Duration::ZERO);
+                return plan;
+            }
             rollout::size_new(spec, &sets, &mut set);
+            look.created(name(&set.metadata), &mut plan.status);
             let (up, size) = (name(&set.metadata).to_owned(), replicas(&set));
             plan.notes.push((
                 "ScalingReplicaSet",
@@ -73,27 +101,32 @@ pub fn plan(deployment: &Deployment, sets: &[&ReplicaSet], now: Timestamp) -> De
             // The newest version has the highest number, also after going back to an old one.
             let others = sets.iter().enumerate().filter(|(other, _)| *other != index);
             let highest = others.map(|(_, set)| revision(set)).max().unwrap_or(0);
-            let number = revision(&sets[index]).max(highest + 1);
-            annotate(&mut wanted[index], REVISION, &number.to_string());
+            let number = revision(&sets[index]).max(highest.saturating_add(1));
+            follow(deployment, &mut wanted[index], number);
             plan.revision = Some(number.to_string());
             rollout::resize(spec, &mut wanted, index, paused);
-            for (old, new) in sets.iter().zip(wanted) {
-                let (was, is) = (replicas(old), replicas(&new));
-                if was != is {
-                    let way = if is > was { "up" } else { "down" };
-                    let name = name(&new.metadata);
-                    let text = format!("Scaled {way} replica set {name} from {was} to {is}");
-                    plan.notes.push(("ScalingReplicaSet", text));
-                }
-                if *old != new {
-                    plan.update.push(new);
-                }
-            }
+            compare(&sets, wanted, &mut plan);
             let old = sets.iter().enumerate().filter(|(other, _)| *other != index);
             plan.delete = forgotten(spec, old.map(|(_, set)| set).collect());
         }
     }
     plan
+}
+
+/// What is to be written, and told, to bring sets from one state to another.
+fn compare(sets: &[ReplicaSet], wanted: Vec<ReplicaSet>, plan: &mut DeploymentPlan) {
+    for (old, new) in sets.iter().zip(wanted) {
+        let (was, is) = (replicas(old), replicas(&new));
+        if was != is {
+            let way = if is > was { "up" } else { "down" };
+            let name = name(&new.metadata);
+            let text = format!("Scaled {way} replica set {name} from {was} to {is}");
+            plan.notes.push(("ScalingReplicaSet", text));
+        }
+        if *old != new {
+            plan.update.push(new);
+        }
+    }
 }
 
 /// Old versions beyond the limit of history, once nothing runs in them.
@@ -102,7 +135,9 @@ fn forgotten(spec: &DeploymentSpec, mut old: Vec<&ReplicaSet>) -> Vec<ReplicaSet
     old.sort_by_key(|set| revision(set));
     let surplus = old.len().saturating_sub(limit);
     let idle = |set: &&&ReplicaSet| {
-        let running = set.status.as_ref().map_or(0, |status| status.replicas);
+        let status = set.status.as_ref();
+        let leaving = status.and_then(|status| status.terminating_replicas).unwrap_or(0);
+        let running = status.map_or(0, |status| status.replicas) + leaving;
         running == 0 && replicas(set) == 0 && set.metadata.deletion_timestamp.is_none()
     };
     old.iter().take(surplus).filter(idle).map(|set| (*set).clone()).collect()
@@ -117,11 +152,7 @@ fn new_set(deployment: &Deployment, spec: &DeploymentSpec, revision: u64) -> Rep
     let labels = labels.clone();
     let mut selector = spec.selector.clone();
     selector.match_labels.get_or_insert_default().insert(HASH.to_owned(), hash.clone());
-    let mut annotations = deployment.metadata.annotations.clone().unwrap_or_default();
-    annotations.retain(|key, _| {
-        key != "kubectl.kubernetes.io/last-applied-configuration"
-            && !key.starts_with("deployment.kubernetes.io/")
-    });
+    let mut annotations: BTreeMap<_, _> = copied(deployment).collect();
     annotations.insert(REVISION.to_owned(), revision.to_string());
     ReplicaSet {
         metadata: ObjectMeta {
@@ -142,6 +173,32 @@ fn new_set(deployment: &Deployment, spec: &DeploymentSpec, revision: u64) -> Rep
     }
 }
 
+/// The annotations that a Deployment has in common with its newest version: what people note there
+/// is shown by `kubectl rollout history`.
+fn copied(deployment: &Deployment) -> impl Iterator<Item = (String, String)> {
+    let all = deployment.metadata.annotations.iter().flatten();
+    let notes = all
+        .filter(|(key, _)| *key != LAST_APPLIED && !key.starts_with("deployment.kubernetes.io/"));
+    notes.map(|(key, value)| (key.clone(), value.clone()))
+}
+
+/// What the set of the present version has from its Deployment besides the template.
+fn follow(deployment: &Deployment, set: &mut ReplicaSet, number: u64) {
+    set.spec.min_ready_seconds = deployment.spec.min_ready_seconds;
+    let before = revision(set);
+    copied(deployment).for_each(|(key, value)| annotate(set, &key, &value));
+    annotate(set, REVISION, &number.to_string());
+    if before != 0 && before < number {
+        let earlier = set.metadata.annotations.as_ref().and_then(|all| all.get(HISTORY));
+        let earlier = earlier.map(String::as_str).unwrap_or_default();
+        let mut all: Vec<_> = earlier.split(',').filter(|word| !word.is_empty()).collect();
+        let before = before.to_string();
+        all.push(&before);
+        let text = all[all.len().saturating_sub(EARLIER)..].join(",");
+        annotate(set, HISTORY, &text);
+    }
+}
+
 /// Whether a ReplicaSet runs this template; the label that we add does not count.
 fn is_of(set: &ReplicaSet, template: &PodTemplateSpec) -> bool {
     let Some(own) = &set.spec.template else { return false };
@@ -152,7 +209,7 @@ fn is_of(set: &ReplicaSet, template: &PodTemplateSpec) -> bool {
 }
 
 /// Ten letters that stand for a template.
-fn template_hash(template: &PodTemplateSpec, collisions: i32) -> String {
+pub(crate) fn template_hash(template: &PodTemplateSpec, collisions: i32) -> String {
     const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
     let text = serde_json::to_string(template).unwrap_or_default();
     // FNV-1a: stable between versions of the program, which the standard hasher is not.

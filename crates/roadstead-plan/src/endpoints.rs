@@ -12,20 +12,20 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::backend::Backend;
 use crate::endpointslice::desired::{self, PortSet};
 use crate::endpointslice::{HEADLESS, annotate};
+use crate::pod_view::PodView;
 
 /// The label that says who writes an Endpoints object.
 pub const MANAGED_BY: &str = "endpoints.kubernetes.io/managed-by";
 /// What we are called in that label.
 pub const CONTROLLER: &str = "endpoint-controller";
 /// The annotation of an object that could not hold all addresses.
-pub const OVER_CAPACITY: &str = "endpoints.kubernetes.io/over-capacity";
+pub(crate) const OVER_CAPACITY: &str = "endpoints.kubernetes.io/over-capacity";
 /// Objects with this annotation are locks of somebody's election, not addresses.
-pub const LEADER: &str = "control-plane.alpha.kubernetes.io/leader";
+pub(crate) const LEADER: &str = "control-plane.alpha.kubernetes.io/leader";
 /// So many addresses fit into one object.
-pub const CAPACITY: usize = 1000;
+pub(crate) const CAPACITY: usize = 1000;
 
 /// What to do about the Endpoints of a Service.
 #[derive(Debug, PartialEq)]
@@ -41,7 +41,7 @@ pub enum EndpointsPlan {
 /// Plans the Endpoints of a Service that has a selector, given the pods that it matches.
 pub fn plan(
     service: &Service,
-    pods: &[&Backend],
+    pods: &[&PodView],
     existing: Option<&Endpoints>,
     trigger: Option<Timestamp>,
 ) -> EndpointsPlan {
@@ -127,7 +127,7 @@ fn labels(service: &Service) -> BTreeMap<String, String> {
 /// This is almost every Service, perhaps of thousands of pods: only what is kept is written out.
 fn one_subset(
     service: &Service,
-    pods: &[&Backend],
+    pods: &[&PodView],
     ports: &PortSet,
 ) -> (Vec<EndpointSubset>, bool) {
     let (mut ready, mut waiting) = (Vec::new(), Vec::new());
@@ -139,7 +139,7 @@ fn one_subset(
         return (Vec::new(), false);
     }
     let truncated = ready.len() + waiting.len() > CAPACITY;
-    let list = |mut all: Vec<(String, &Backend)>, room: usize| {
+    let list = |mut all: Vec<(String, &PodView)>, room: usize| {
         all.sort_by(|(ip, pod), (other_ip, other)| {
             ip.cmp(other_ip).then_with(|| pod.metadata.uid.cmp(&other.metadata.uid))
         });
@@ -153,7 +153,7 @@ fn one_subset(
 }
 
 /// The addresses of the pods by their ports, in canonical form.
-fn subsets(service: &Service, pods: &[&Backend]) -> Vec<EndpointSubset> {
+fn subsets(service: &Service, pods: &[&PodView]) -> Vec<EndpointSubset> {
     let mut by_ports: BTreeMap<PortSet, EndpointSubset> = BTreeMap::new();
     for (pod, ip, is_ready) in listed(service, pods) {
         let ports = desired::ports(service, pod);
@@ -176,8 +176,8 @@ fn subsets(service: &Service, pods: &[&Backend]) -> Vec<EndpointSubset> {
 /// The pods that are listed at all, at which address, and whether as ready.
 fn listed<'a>(
     service: &Service,
-    pods: &[&'a Backend],
-) -> impl Iterator<Item = (&'a Backend, IpAddr, bool)> {
+    pods: &[&'a PodView],
+) -> impl Iterator<Item = (&'a PodView, IpAddr, bool)> {
     let publish_all = desired::publishes_all(service);
     let family = family(service);
     let alive = pods.iter().filter(|pod| !pod.is_finished());
@@ -188,7 +188,7 @@ fn listed<'a>(
     })
 }
 
-fn listing(service: &Service, pod: &Backend, ip: String) -> EndpointAddress {
+fn listing(service: &Service, pod: &PodView, ip: String) -> EndpointAddress {
     EndpointAddress {
         hostname: desired::hostname(service, pod).map(str::to_owned),
         ip,

@@ -11,8 +11,8 @@ use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::backend::Backend;
-use crate::{owner, trigger};
+use crate::pod_view::PodView;
+use crate::{owner, trigger_time};
 
 pub(crate) mod desired;
 pub mod hints;
@@ -28,14 +28,14 @@ pub const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
 /// What we are called in that label.
 pub const CONTROLLER: &str = "endpointslice-controller.k8s.io";
 /// The label of everything that belongs to a headless Service.
-pub const HEADLESS: &str = "service.kubernetes.io/headless";
+pub(crate) const HEADLESS: &str = "service.kubernetes.io/headless";
 
 /// What a plan is made from.
 pub struct Input<'a> {
     /// The Service.
     pub service: &'a Service,
     /// The pods that its selector matches.
-    pub pods: &'a [&'a Backend],
+    pub pods: &'a [&'a PodView],
     /// Finds the node of a pod.
     pub node: &'a dyn Fn(&str) -> Option<&'a Node>,
     /// The slices of the Service that we manage.
@@ -96,8 +96,9 @@ pub fn plan(input: &Input<'_>) -> SlicePlan {
     for family in &families {
         let wanted = desired::endpoints(input, family, &mut plan.missing_nodes);
         let existing = own.iter().filter(|slice| slice.address_type == *family);
-        let existing: Vec<_> = existing.copied().collect();
-        plan_family(input, family, wanted, &existing, &labels, &mut plan);
+        let existing = existing.copied().collect();
+        let family = Family { input, name: family, existing, labels: &labels };
+        family.plan(wanted, &mut plan);
     }
     let unwanted = own.iter().filter(|slice| !families.contains(&slice.address_type));
     plan.delete.extend(unwanted.copied().cloned());
@@ -116,11 +117,11 @@ pub(crate) fn annotate(metadata: &mut ObjectMeta, trigger: Option<Timestamp>) {
     match trigger {
         Some(trigger) => {
             let annotations = metadata.annotations.get_or_insert_default();
-            annotations.insert(trigger::ANNOTATION.to_owned(), trigger.to_string());
+            annotations.insert(trigger_time::ANNOTATION.to_owned(), trigger.to_string());
         }
         None => {
             if let Some(annotations) = &mut metadata.annotations {
-                annotations.remove(trigger::ANNOTATION);
+                annotations.remove(trigger_time::ANNOTATION);
             }
         }
     }
@@ -128,59 +129,68 @@ pub(crate) fn annotate(metadata: &mut ObjectMeta, trigger: Option<Timestamp>) {
         metadata.annotations.take().filter(|annotations| !annotations.is_empty());
 }
 
-fn plan_family(
-    input: &Input<'_>,
-    family: &str,
-    wanted: BTreeMap<PortSet, Vec<Candidate<'_>>>,
-    existing: &[&EndpointSlice],
-    labels: &BTreeMap<String, String>,
-    plan: &mut SlicePlan,
-) {
-    let new = |ports: &PortSet, endpoints: Vec<Endpoint>| EndpointSlice {
-        metadata: ObjectMeta {
-            generate_name: Some(format!("{}-", name(input.service))),
-            namespace: input.service.metadata.namespace.clone(),
-            labels: Some(labels.clone()),
-            owner_references: Some(vec![owner::controlled_by(input.service)]),
-            ..Default::default()
-        },
-        address_type: family.to_owned(),
-        ports: Some(ports.to_ports()).filter(|ports| !ports.is_empty()),
-        endpoints: Some(endpoints).filter(|endpoints| !endpoints.is_empty()),
-    };
-    if wanted.is_empty() {
-        // A Service always has a slice, so that everyone can see that it leads nowhere.
-        return plan_placeholder(existing, new(&PortSet::default(), vec![]), plan);
+/// The slices of one family of addresses.
+struct Family<'a, 'b> {
+    input: &'a Input<'b>,
+    name: &'a str,
+    existing: Vec<&'a EndpointSlice>,
+    labels: &'a BTreeMap<String, String>,
+}
+
+impl Family<'_, '_> {
+    fn plan(&self, wanted: BTreeMap<PortSet, Vec<Candidate<'_>>>, plan: &mut SlicePlan) {
+        let Self { input, name: family, existing, labels } = self;
+        let new = |ports: &PortSet, endpoints: Vec<Endpoint>| EndpointSlice {
+            metadata: ObjectMeta {
+                generate_name: Some(format!("{}-", name(input.service))),
+                namespace: input.service.metadata.namespace.clone(),
+                labels: Some((*labels).clone()),
+                owner_references: Some(vec![owner::controlled_by(input.service)]),
+                ..Default::default()
+            },
+            address_type: (*family).to_owned(),
+            ports: Some(ports.to_ports()).filter(|ports| !ports.is_empty()),
+            endpoints: Some(endpoints).filter(|endpoints| !endpoints.is_empty()),
+        };
+        if wanted.is_empty() {
+            // A Service always has a slice, so that everyone can see that it leads nowhere.
+            return plan_placeholder(existing, new(&PortSet::default(), vec![]), plan);
+        }
+        let mut by_ports: BTreeMap<PortSet, Vec<&EndpointSlice>> = BTreeMap::new();
+        for slice in existing {
+            by_ports.entry(PortSet::of(slice)).or_default().push(slice);
+        }
+        let mut slices = Slices::default();
+        let is_dressed = |slice: &EndpointSlice| same_labels(slice, labels);
+        for (ports, candidates) in wanted {
+            plan.counts.endpoints += candidates.len();
+            plan.counts.desired_slices += candidates.len().div_ceil(input.max_endpoints.max(1));
+            let old = by_ports.remove(&ports).unwrap_or_default();
+            let packed = pack::pack(&old, candidates, input.max_endpoints, is_dressed);
+            plan.counts.added += packed.added;
+            plan.counts.removed += packed.removed;
+            slices.create.extend(packed.create.into_iter().map(|endpoints| new(&ports, endpoints)));
+            slices.untouched.extend(packed.untouched);
+            plan.delete.extend(packed.delete.into_iter().cloned());
+            slices.update.extend(packed.update.into_iter().map(|(slice, endpoints)| {
+                EndpointSlice {
+                    metadata: ObjectMeta {
+                        labels: Some((*labels).clone()),
+                        ..slice.metadata.clone()
+                    },
+                    endpoints: Some(endpoints),
+                    ..slice.clone()
+                }
+            }));
+        }
+        plan.delete.extend(by_ports.into_values().flatten().cloned());
+        let had = existing.iter().any(|slice| has_hints(slice));
+        let note = hints::assign(Mode::of(input.service), input.topology, had, &mut slices);
+        plan.notes.extend(note.map(|note| ((*family).to_owned(), note)));
+        plan.counts.slices += slices.create.len() + slices.update.len() + slices.untouched.len();
+        plan.create.append(&mut slices.create);
+        plan.update.append(&mut slices.update);
     }
-    let mut by_ports: BTreeMap<PortSet, Vec<&EndpointSlice>> = BTreeMap::new();
-    for slice in existing {
-        by_ports.entry(PortSet::of(slice)).or_default().push(slice);
-    }
-    let mut slices = Slices::default();
-    let is_dressed = |slice: &EndpointSlice| same_labels(slice, labels);
-    for (ports, candidates) in wanted {
-        plan.counts.endpoints += candidates.len();
-        plan.counts.desired_slices += candidates.len().div_ceil(input.max_endpoints.max(1));
-        let old = by_ports.remove(&ports).unwrap_or_default();
-        let packed = pack::pack(&old, candidates, input.max_endpoints, is_dressed);
-        plan.counts.added += packed.added;
-        plan.counts.removed += packed.removed;
-        slices.create.extend(packed.create.into_iter().map(|endpoints| new(&ports, endpoints)));
-        slices.untouched.extend(packed.untouched);
-        plan.delete.extend(packed.delete.into_iter().cloned());
-        slices.update.extend(packed.update.into_iter().map(|(slice, endpoints)| EndpointSlice {
-            metadata: ObjectMeta { labels: Some(labels.clone()), ..slice.metadata.clone() },
-            endpoints: Some(endpoints),
-            ..slice.clone()
-        }));
-    }
-    plan.delete.extend(by_ports.into_values().flatten().cloned());
-    let had = existing.iter().any(|slice| has_hints(slice));
-    let note = hints::assign(Mode::of(input.service), input.topology, had, &mut slices);
-    plan.notes.extend(note.map(|note| (family.to_owned(), note)));
-    plan.counts.slices += slices.create.len() + slices.update.len() + slices.untouched.len();
-    plan.create.append(&mut slices.create);
-    plan.update.append(&mut slices.update);
 }
 
 fn has_hints(slice: &EndpointSlice) -> bool {

@@ -5,22 +5,43 @@
 //! Watching, writing and retrying belong to `roadstead-controllers`; picking addresses and ports
 //! inside a transaction is carried out by `roadstead-server`.
 
-pub mod advice;
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests read files and clocks"))]
+
 pub mod alloc;
-pub mod backend;
-pub mod certificate;
+pub mod bootstrap_token;
+pub mod certificate_approval;
+pub mod certificate_signing;
+pub mod cronjob;
+pub mod daemonset;
 pub mod deployment;
+pub mod disruption;
+pub mod disruption_target;
+pub mod drain;
+pub mod endpoint_warnings;
 pub mod endpoints;
 pub mod endpointslice;
-pub mod gc;
+pub mod endpointslice_mirroring;
+pub mod flow_control;
+pub mod garbage_collector;
+pub mod horizontal;
+pub mod job;
+pub mod limit_range;
 pub mod loadbalancer;
-pub mod mirror;
 pub mod namespace;
 pub mod namespace_content;
-pub mod node_health;
+pub mod node_graph;
+pub mod node_lifecycle;
+pub mod node_ranges;
 pub mod owner;
-pub mod pod;
+pub mod persistentvolume;
+mod pod_amounts;
+pub mod pod_status;
+pub mod pod_view;
+pub mod pods;
+pub mod quota;
 pub mod replicaset;
-pub mod schedule;
+pub mod revisions;
+pub mod scheduler;
 pub mod selection;
-pub mod trigger;
+pub mod statefulset;
+pub mod trigger_time;

@@ -97,7 +97,7 @@ pub enum Pool {
 }
 
 /// The protocol and number of a port.
-pub type PortKey = (String, i32);
+pub(crate) type PortKey = (String, i32);
 
 /// Which Service holds which address, with its ports.
 pub type Holders = BTreeMap<IpAddr, BTreeMap<ObjectKey, BTreeSet<PortKey>>>;

@@ -10,7 +10,7 @@ pub fn controller_of(metadata: &ObjectMeta) -> Option<&OwnerReference> {
 }
 
 /// Whether `owner` controls the object.
-pub fn is_controlled_by(metadata: &ObjectMeta, owner: &ObjectMeta) -> bool {
+pub(crate) fn is_controlled_by(metadata: &ObjectMeta, owner: &ObjectMeta) -> bool {
     let uid = owner.uid.as_deref();
     uid.is_some() && controller_of(metadata).map(|owner| owner.uid.as_str()) == uid
 }

@@ -4,12 +4,12 @@
 //! that fewest others are kept under, so a pair that all Services share costs nothing. Objects are
 //! kept under all their pairs, and a selection walks the shortest list.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use roadstead_api::key::ObjectKey;
 use roadstead_api::selector::{Labels, selects};
 
-type Pairs<V> = HashMap<String, BTreeMap<String, V>>;
+type Pairs<V> = BTreeMap<String, BTreeMap<String, V>>;
 
 fn pair((key, value): (&String, &String)) -> String {
     format!("{key}={value}")
@@ -18,9 +18,9 @@ fn pair((key, value): (&String, &String)) -> String {
 /// Selectors by what they ask for.
 #[derive(Debug, Default)]
 pub struct Selectors {
-    namespaces: HashMap<String, Pairs<Labels>>,
+    namespaces: BTreeMap<String, Pairs<Labels>>,
     /// Under which pair a selector is kept.
-    places: HashMap<ObjectKey, String>,
+    places: BTreeMap<ObjectKey, String>,
 }
 
 impl Selectors {
@@ -49,12 +49,12 @@ impl Selectors {
 /// Objects by their labels.
 #[derive(Debug)]
 pub struct Labelled<V> {
-    namespaces: HashMap<String, Pairs<V>>,
+    namespaces: BTreeMap<String, Pairs<V>>,
 }
 
 impl<V> Default for Labelled<V> {
     fn default() -> Self {
-        Self { namespaces: HashMap::new() }
+        Self { namespaces: BTreeMap::new() }
     }
 }
 
@@ -62,7 +62,7 @@ impl<V: Clone> Labelled<V> {
     /// Takes in an object, in place of what was kept of it before.
     pub fn insert(&mut self, key: &ObjectKey, labels: Option<&Labels>, value: &V) {
         if !self.namespaces.contains_key(&key.namespace) {
-            self.namespaces.insert(key.namespace.clone(), HashMap::new());
+            self.namespaces.insert(key.namespace.clone(), BTreeMap::new());
         }
         let pairs = self.namespaces.get_mut(&key.namespace).expect("it was made");
         for label in labels.into_iter().flatten() {
@@ -100,7 +100,7 @@ impl<V: Clone> Labelled<V> {
 /// Objects by the uid of what controls them.
 #[derive(Debug, Default)]
 pub struct Owned {
-    owners: HashMap<String, BTreeSet<ObjectKey>>,
+    owners: BTreeMap<String, BTreeSet<ObjectKey>>,
 }
 
 impl Owned {
@@ -128,7 +128,7 @@ impl Owned {
     }
 }
 
-fn remove<V>(namespaces: &mut HashMap<String, Pairs<V>>, key: &ObjectKey, place: &str) {
+fn remove<V>(namespaces: &mut BTreeMap<String, Pairs<V>>, key: &ObjectKey, place: &str) {
     let Some(pairs) = namespaces.get_mut(&key.namespace) else { return };
     if let Some(list) = pairs.get_mut(place) {
         list.remove(&key.name);

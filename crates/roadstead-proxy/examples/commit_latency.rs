@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use roadstead_api::key::ObjectKey;
+use roadstead_forwarding::node_network::{DetectLocal, NodeNetwork};
 use roadstead_forwarding::service::{
-    IpFamily, Place, Protocol, ServicePort, ServicePortName, Target,
+    IpFamily, Locality, Protocol, ServicePort, ServicePortName, Target,
 };
-use roadstead_forwarding::surroundings::{DetectLocal, Surroundings};
 use roadstead_forwarding::table::ForwardingTable;
 use roadstead_proxy::nft::NftPlane;
 
@@ -23,10 +23,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let services = arguments.next().transpose()?.unwrap_or(1000);
     let endpoints = arguments.next().transpose()?.unwrap_or(2);
     let detect_local = DetectLocal::Networks(vec!["10.0.0.0/8".parse()?]);
-    let surroundings = Surroundings { detect_local, ..Surroundings::default() };
+    let node_network = NodeNetwork { detect_local, ..NodeNetwork::default() };
     let mut bench = Bench {
-        plane: NftPlane::open()?,
-        table: ForwardingTable::new(IpFamily::V4, &surroundings),
+        plane: NftPlane::open(IpFamily::V4)?,
+        table: ForwardingTable::new(IpFamily::V4, &node_network),
     };
     for n in 0..services {
         bench.set(n, (0..endpoints).map(|slot| n * endpoints + slot));
@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     report("put back", bench.each(sample(), |n| own(n).collect())?)?;
     report("one endpoint added", bench.each(sample(), |n| own(n).chain([fresh + n]).collect())?)?;
     report("one endpoint removed", bench.each(sample(), |n| own(n).collect())?)?;
-    bench.plane.remove(IpFamily::V4)?;
+    bench.plane.remove()?;
     Ok(())
 }
 
@@ -62,7 +62,7 @@ impl Bench {
         let target = |n: u32| Target {
             address: Ipv4Addr::from(0x0a00_0000 + n).into(),
             port: 8080,
-            place: Place::Elsewhere,
+            locality: Locality::Elsewhere,
         };
         let name = ServicePortName {
             namespace: "default".into(),

@@ -2,14 +2,17 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 
 use roadstead_api::ip;
+use roadstead_forwarding::node_network::NodePorts;
 use roadstead_forwarding::service::IpFamily;
-use roadstead_forwarding::surroundings::NodePorts;
+use roadstead_netlink::DUMP;
+use roadstead_netlink::attributes::{address_of, attribute};
+use roadstead_netlink::error::NetlinkError;
+use roadstead_netlink::socket::{Answer, NetlinkFamily, Request, Socket};
 
 use crate::ipvs::link;
-use crate::netlink::{DUMP, NetlinkError, Socket, attribute, request};
 
 /// All addresses on all interfaces, loopback included. Those that IPVS holds for Services are not
 /// the machine's own.
@@ -17,71 +20,73 @@ pub fn own_addresses() -> Result<BTreeSet<IpAddr>, NetlinkError> {
     const GET_ADDRESS: u16 = 22;
     const ADDRESS: u16 = 1;
     const LOCAL: u16 = 2;
-    const REST_OF_HEADER: usize = 4;
-    let mut socket = Socket::open_route().map_err(NetlinkError::Socket)?;
-    let messages = socket.ask(&request(0, GET_ADDRESS, DUMP, 0, |_| {}))?;
+    let mut socket = Socket::open(NetlinkFamily::Route).map_err(NetlinkError::Socket)?;
     let virtual_link = link_number(link::NAME);
-    let address = |body: &[u8]| -> Option<IpAddr> {
-        let number = u32::from_ne_bytes(body.get(..REST_OF_HEADER)?.try_into().ok()?);
-        if Some(number) == virtual_link {
-            return None;
-        }
-        let attributes = body.get(REST_OF_HEADER..)?;
+    let address = |answer: Answer<'_>| {
+        let link = u32::from_ne_bytes(answer.header.get(4..8)?.try_into().ok()?);
         // On a link between two machines, only the local one is ours.
-        let octets = attribute(attributes, LOCAL).or_else(|| attribute(attributes, ADDRESS))?;
-        match octets.len() {
-            4 => Some(<[u8; 4]>::try_from(octets).ok()?.into()),
-            _ => Some(Ipv6Addr::from(<[u8; 16]>::try_from(octets).ok()?).into()),
-        }
+        let own = attribute(answer.attributes, LOCAL);
+        let address = address_of(own.or_else(|| attribute(answer.attributes, ADDRESS))?)?;
+        (Some(link) != virtual_link).then_some(address)
     };
-    Ok(messages.iter().filter_map(|message| address(&message.body)).collect())
+    let request = Request { kind: GET_ADDRESS, flags: DUMP, header: &[0; 8] };
+    Ok(socket.ask(&request, |_| {}, address)?.into_iter().collect())
 }
 
 fn link_number(name: &str) -> Option<u32> {
     fs::read_to_string(format!("/sys/class/net/{name}/ifindex")).ok()?.trim().parse().ok()
 }
 
-/// What `nodePortAddresses` means.
-#[derive(Clone, Copy, Debug)]
-pub struct Choice<'a> {
+/// What `nodePortAddresses` asks for, and who can serve it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct NodePortAddresses {
     /// Networks, and the words `primary`, `localhost` and `all`.
-    pub entries: &'a [String],
-    /// The addresses of the machine.
-    pub own: &'a BTreeSet<IpAddr>,
-    /// The addresses that the cluster knows it by.
-    pub primary: &'a [IpAddr],
+    pub(crate) entries: Vec<String>,
     /// Whether rules can serve node ports on 127.0.0.1; on ::1 they never can.
-    pub localhost: bool,
+    pub(crate) localhost: bool,
     /// Whether we listen ourselves where rules cannot serve.
-    pub relays: bool,
+    pub(crate) relays: bool,
 }
 
-impl Choice<'_> {
+/// What a machine has to serve node ports on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MachineAddresses<'a> {
+    /// All its addresses.
+    pub(crate) own: &'a BTreeSet<IpAddr>,
+    /// Those that the cluster knows it by.
+    pub(crate) primary: &'a [IpAddr],
+}
+
+impl NodePortAddresses {
     /// The loopback addresses that entries speak of, and rules do not serve.
-    pub fn relayed(&self) -> BTreeSet<IpAddr> {
+    pub(crate) fn relayed(&self, machine: MachineAddresses<'_>) -> BTreeSet<IpAddr> {
         let means = |entry: &String, address: IpAddr| match ip::parse_network(entry) {
             Some(network) => network.prefix_len() > 0 && network.contains(&address),
             None => entry == "localhost",
         };
         let asked = |address: &&IpAddr| self.entries.iter().any(|entry| means(entry, **address));
-        let loopback = self.own.iter().filter(|address| self.relays && address.is_loopback());
+        let loopback = machine.own.iter().filter(|address| self.relays && address.is_loopback());
         loopback.filter(asked).copied().collect()
     }
 
     /// Where rules serve node ports of a family. A family that no entry speaks of serves them
     /// everywhere, as upstream's. Returns with it what is odd about the entries.
-    pub fn of(&self, family: IpFamily) -> (NodePorts, Vec<String>) {
+    pub(crate) fn of(
+        &self,
+        family: IpFamily,
+        machine: MachineAddresses<'_>,
+    ) -> (NodePorts, Vec<String>) {
         let every = NodePorts::Every { loopback: self.localhost };
         let (mut chosen, mut notes, mut spoken) = (BTreeSet::new(), Vec::new(), false);
-        for entry in self.entries {
+        for entry in &self.entries {
             let network = ip::parse_network(entry);
             match (entry.as_str(), &network) {
-                ("primary", _) => chosen.extend(self.primary),
-                ("localhost", _) => chosen.extend(self.own.iter().filter(|a| a.is_loopback())),
+                ("primary", _) => chosen.extend(machine.primary),
+                ("localhost", _) => chosen.extend(machine.own.iter().filter(|a| a.is_loopback())),
                 ("all", _) => return (every, notes),
                 (_, Some(net)) if IpFamily::of(net.network()) != family => continue,
                 (_, Some(net)) if net.prefix_len() == 0 => return (every, notes),
-                (_, Some(net)) => chosen.extend(self.own.iter().filter(|a| net.contains(*a))),
+                (_, Some(net)) => chosen.extend(machine.own.iter().filter(|a| net.contains(*a))),
                 (_, None) => notes.push(format!("{entry} is neither a network nor a keyword")),
             }
             spoken = true;
@@ -132,18 +137,13 @@ mod tests {
             ("172.16.0.0/12 fc00::/8", none, none, 0),
             ("nonsense primary", "192.168.1.7", none, 2),
         ];
+        let machine = MachineAddresses { own: &own, primary: &primary };
         for (text, v4, v6, count) in cases {
             let entries: Vec<_> = text.split_whitespace().map(str::to_owned).collect();
-            let choice = Choice {
-                entries: &entries,
-                own: &own,
-                primary: &primary,
-                localhost: true,
-                relays: false,
-            };
+            let choice = NodePortAddresses { entries, localhost: true, relays: false };
             let (mut got, mut notes) = (Vec::new(), Vec::new());
             for family in [IpFamily::V4, IpFamily::V6] {
-                let (node_ports, mut odd) = choice.of(family);
+                let (node_ports, mut odd) = choice.of(family, machine);
                 notes.append(&mut odd);
                 got.push(match node_ports {
                     NodePorts::Every { .. } => "every".to_owned(),
@@ -153,17 +153,20 @@ mod tests {
                 });
             }
             assert_eq!((&*got[0], &*got[1], notes.len()), (v4, v6, count), "{text}: {notes:?}");
-            let (node_ports, notes) = Choice { localhost: false, ..choice }.of(IpFamily::V4);
+            let (node_ports, notes) =
+                NodePortAddresses { localhost: false, ..choice.clone() }.of(IpFamily::V4, machine);
             if text == "localhost" {
                 assert_eq!(node_ports, NodePorts::On(BTreeSet::new()));
                 assert_eq!(notes, ["node ports cannot be served on 127.0.0.1"]);
             }
-            let relaying = Choice { localhost: false, relays: true, ..choice };
-            let relayed: Vec<_> = relaying.relayed().iter().map(ToString::to_string).collect();
+            let relaying = NodePortAddresses { localhost: false, relays: true, ..choice };
+            let relayed: Vec<_> =
+                relaying.relayed(machine).iter().map(ToString::to_string).collect();
             let asked = if text == "localhost" { "127.0.0.1 ::1" } else { "" };
             assert_eq!(relayed.join(" "), asked, "{text}");
             let odd = if text.contains("nonsense") { 2 } else { 0 };
-            let notes = [IpFamily::V4, IpFamily::V6].map(|family| relaying.of(family).1.len());
+            let notes =
+                [IpFamily::V4, IpFamily::V6].map(|family| relaying.of(family, machine).1.len());
             assert_eq!(notes.iter().sum::<usize>(), odd, "{text}");
         }
     }

@@ -32,11 +32,11 @@ const PORT_RETRY: Duration = Duration::from_secs(5);
 /// What is known about our health.
 #[derive(Debug, Default)]
 pub struct Health {
-    state: Mutex<State>,
+    state: Mutex<HealthState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct HealthState {
     /// Since when the oldest change waits to be written, by family.
     waiting: BTreeMap<IpFamily, Option<Instant>>,
     /// What the kernel does not take, and why, by family.
@@ -49,12 +49,12 @@ struct State {
 
 impl Health {
     /// A change waits to be written.
-    pub fn note_queued(&self, family: IpFamily) {
+    pub(crate) fn note_queued(&self, family: IpFamily) {
         self.state().waiting.entry(family).or_default().get_or_insert_with(Instant::now);
     }
 
     /// Everything is written.
-    pub fn note_written(&self, family: IpFamily) {
+    pub(crate) fn note_written(&self, family: IpFamily) {
         let mut state = self.state();
         state.waiting.insert(family, None);
         state.refused.remove(&family);
@@ -62,24 +62,24 @@ impl Health {
     }
 
     /// The kernel refused to take a family's rules.
-    pub fn note_refused(&self, family: IpFamily, why: String) {
+    pub(crate) fn note_refused(&self, family: IpFamily, why: String) {
         self.state().refused.insert(family, why);
     }
 
     /// The kernel has no such family, and we go on without.
-    pub fn leave_out(&self, family: IpFamily) {
+    pub(crate) fn leave_out(&self, family: IpFamily) {
         let mut state = self.state();
         state.waiting.remove(&family);
         state.refused.remove(&family);
     }
 
     /// Whether the node is about to leave.
-    pub fn note_node(&self, leaves: bool) {
+    pub(crate) fn note_node(&self, leaves: bool) {
         self.state().node_leaves = leaves;
     }
 
     /// Whether the proxy keeps up.
-    pub fn is_live(&self) -> bool {
+    pub(crate) fn is_live(&self) -> bool {
         self.state().is_live()
     }
 
@@ -117,12 +117,12 @@ impl Health {
         (if healthy { 200 } else { 503 }, body.to_string())
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, HealthState> {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 
-impl State {
+impl HealthState {
     fn is_live(&self) -> bool {
         // Whoever has nothing to write yet is not late: as upstream, healthy while starting.
         let mut families = self.waiting.iter();
@@ -149,17 +149,17 @@ pub struct Checks {
     /// The checks of each Service.
     pub by_service: BTreeMap<ObjectKey, HealthCheck>,
     /// The addresses to listen on: 0.0.0.0 and :: stand for all of their family.
-    pub places: BTreeSet<IpAddr>,
+    pub addresses: BTreeSet<IpAddr>,
 }
 
 impl Checks {
     /// Every address and port to listen on, with its Service.
-    fn doors(&self) -> BTreeSet<(SocketAddr, ObjectKey)> {
+    fn sockets(&self) -> BTreeSet<(SocketAddr, ObjectKey)> {
         let of = |(key, check): (&ObjectKey, &HealthCheck)| {
             let (key, port) = (key.clone(), check.port);
-            let places = self.places.iter();
-            places
-                .map(move |place| (SocketAddr::new(*place, port), key.clone()))
+            let addresses = self.addresses.iter();
+            addresses
+                .map(move |address| (SocketAddr::new(*address, port), key.clone()))
                 .collect::<Vec<_>>()
         };
         self.by_service.iter().flat_map(of).collect()
@@ -168,7 +168,7 @@ impl Checks {
 
 /// A port that a Service wants its health checks answered on, but somebody else has.
 #[derive(Debug)]
-pub struct Complaint {
+pub(crate) struct HealthCheckFailure {
     /// The Service.
     pub service: ObjectKey,
     /// Its `healthCheckNodePort`.
@@ -177,43 +177,43 @@ pub struct Complaint {
     pub error: io::Error,
 }
 
-/// Answers all health checks until dropped. A port that cannot be had is complained about once,
+/// Answers all health checks until dropped. A port that cannot be had is reported once,
 /// and tried again every now and then.
-pub async fn serve_checks(
+pub(crate) async fn serve_checks(
     mut checks: watch::Receiver<HealthChecks>,
     health: Arc<Health>,
-    complaints: mpsc::Sender<Complaint>,
+    failures: mpsc::Sender<HealthCheckFailure>,
 ) {
     let mut listening: BTreeMap<(SocketAddr, ObjectKey), AbortOnDrop> = BTreeMap::new();
     let mut refused: BTreeSet<(SocketAddr, ObjectKey)> = BTreeSet::new();
     loop {
-        let doors = checks.borrow_and_update().doors();
-        listening.retain(|door, _| doors.contains(door));
-        refused.retain(|door| doors.contains(door));
-        for door in doors {
-            if listening.contains_key(&door) {
+        let sockets = checks.borrow_and_update().sockets();
+        listening.retain(|wanted, _| sockets.contains(wanted));
+        refused.retain(|wanted| sockets.contains(wanted));
+        for wanted in sockets {
+            if listening.contains_key(&wanted) {
                 continue;
             }
-            let (place, key) = &door;
-            let port = place.port();
-            match listen_on(*place) {
+            let (socket, key) = &wanted;
+            let port = socket.port();
+            match listen_on(*socket) {
                 Ok(Some(listener)) => {
-                    info!(service = %key, %place, "answering health checks");
+                    info!(service = %key, %socket, "answering health checks");
                     let work = answer_all(listener, key.clone(), checks.clone(), health.clone());
                     let task = tokio::spawn(work).abort_handle();
-                    refused.remove(&door);
-                    listening.insert(door, AbortOnDrop(task));
+                    refused.remove(&wanted);
+                    listening.insert(wanted, AbortOnDrop(task));
                 }
-                Ok(None) => debug!(%place, "no such address family"),
+                Ok(None) => debug!(%socket, "no such address family"),
                 Err(error) => {
                     let same = |(at, of): &(SocketAddr, ObjectKey)| at.port() == port && of == key;
                     if !refused.iter().any(same) {
-                        warn!(service = %key, %place, %error, "cannot answer health checks");
+                        warn!(service = %key, %socket, %error, "cannot answer health checks");
                         let service = key.clone();
-                        // One that is lost is only a complaint.
-                        let _ = complaints.try_send(Complaint { service, port, error });
+                        // One that is lost is only a message.
+                        let _ = failures.try_send(HealthCheckFailure { service, port, error });
                     }
-                    refused.insert(door);
+                    refused.insert(wanted);
                 }
             }
         }
@@ -342,14 +342,14 @@ mod tests {
         let key = ObjectKey::new("ns", "web");
         let checks = |local_endpoints| -> HealthChecks {
             let by_service = [(key.clone(), HealthCheck { port, local_endpoints })].into();
-            let places = ["127.0.0.1", "::1"].map(|text| text.parse().unwrap()).into();
-            Arc::new(Checks { by_service, places })
+            let addresses = ["127.0.0.1", "::1"].map(|text| text.parse().unwrap()).into();
+            Arc::new(Checks { by_service, addresses })
         };
         let health = Arc::new(Health::default());
         health.note_written(IpFamily::V4);
         let (sender, receiver) = watch::channel(checks(2));
-        let (complaints, mut complained) = mpsc::channel(1);
-        let server = tokio::spawn(serve_checks(receiver, health, complaints));
+        let (failures, mut failed) = mpsc::channel(1);
+        let server = tokio::spawn(serve_checks(receiver, health, failures));
         let ask = || async {
             let mut stream = TcpStream::connect(("127.0.0.1", port)).await.ok()?;
             TcpStream::connect(("::1", port)).await.ok()?;
@@ -381,8 +381,8 @@ mod tests {
         // Somebody else was faster.
         let _taken = TcpListener::bind(("::", port)).await.unwrap();
         sender.send_replace(checks(1));
-        let complaint = complained.recv().await.unwrap();
-        assert_eq!((complaint.service, complaint.port), (key.clone(), port));
+        let failure = failed.recv().await.unwrap();
+        assert_eq!((failure.service, failure.port), (key.clone(), port));
         server.abort();
     }
 }

@@ -33,14 +33,14 @@ const PORT_RETRY: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Relays {
     /// The loopback addresses.
-    pub places: BTreeSet<IpAddr>,
+    pub(crate) addresses: BTreeSet<IpAddr>,
     /// The node ports of each Service.
-    pub by_service: BTreeMap<ObjectKey, Vec<Relay>>,
+    pub(crate) by_service: BTreeMap<ObjectKey, Vec<Relay>>,
 }
 
 /// A node port of a Service in one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Relay {
+pub(crate) struct Relay {
     family: IpFamily,
     port: u16,
     targets: Vec<SocketAddr>,
@@ -60,18 +60,19 @@ impl Relays {
         }
     }
 
-    fn doors(&self) -> BTreeSet<SocketAddr> {
+    fn sockets(&self) -> BTreeSet<SocketAddr> {
         let at = |relay: &Relay| {
             let Relay { family, port, .. } = *relay;
-            let places = self.places.iter().filter(move |place| IpFamily::of(**place) == family);
-            places.map(move |place| SocketAddr::new(*place, port))
+            let addresses = self.addresses.iter();
+            let addresses = addresses.filter(move |address| IpFamily::of(**address) == family);
+            addresses.map(move |address| SocketAddr::new(*address, port))
         };
         self.by_service.values().flatten().flat_map(at).collect()
     }
 
-    fn behind(&self, door: SocketAddr) -> Option<&Relay> {
-        let family = IpFamily::of(door.ip());
-        let is_meant = |relay: &&Relay| relay.port == door.port() && relay.family == family;
+    fn relay_on(&self, socket: SocketAddr) -> Option<&Relay> {
+        let family = IpFamily::of(socket.ip());
+        let is_meant = |relay: &&Relay| relay.port == socket.port() && relay.family == family;
         self.by_service.values().flatten().find(is_meant)
     }
 }
@@ -99,24 +100,24 @@ pub async fn serve(mut relays: watch::Receiver<Arc<Relays>>) {
     let mut refused: BTreeSet<SocketAddr> = BTreeSet::new();
     let room = Arc::new(Semaphore::new(MOST));
     loop {
-        let doors = relays.borrow_and_update().doors();
-        listening.retain(|door, _| doors.contains(door));
-        refused.retain(|door| doors.contains(door));
-        for door in doors {
-            if listening.contains_key(&door) {
+        let sockets = relays.borrow_and_update().sockets();
+        listening.retain(|socket, _| sockets.contains(socket));
+        refused.retain(|socket| sockets.contains(socket));
+        for socket in sockets {
+            if listening.contains_key(&socket) {
                 continue;
             }
-            match listen_on(door) {
+            match listen_on(socket) {
                 Ok(Some(listener)) => {
-                    info!(%door, "node port served on a loopback address");
-                    let task = tokio::spawn(accept(listener, door, relays.clone(), room.clone()));
-                    listening.insert(door, AbortOnDrop(task.abort_handle()));
-                    refused.remove(&door);
+                    info!(%socket, "node port served on a loopback address");
+                    let task = tokio::spawn(accept(listener, socket, relays.clone(), room.clone()));
+                    listening.insert(socket, AbortOnDrop(task.abort_handle()));
+                    refused.remove(&socket);
                 }
-                Ok(None) => debug!(%door, "no such address family"),
+                Ok(None) => debug!(%socket, "no such address family"),
                 Err(error) => {
-                    if refused.insert(door) {
-                        warn!(%door, %error, "cannot serve this node port on a loopback address");
+                    if refused.insert(socket) {
+                        warn!(%socket, %error, "cannot serve this node port on a loopback address");
                     }
                 }
             }
@@ -130,7 +131,7 @@ pub async fn serve(mut relays: watch::Receiver<Arc<Relays>>) {
 
 async fn accept(
     listener: TcpListener,
-    door: SocketAddr,
+    socket: SocketAddr,
     relays: watch::Receiver<Arc<Relays>>,
     room: Arc<Semaphore>,
 ) {
@@ -142,7 +143,7 @@ async fn accept(
         };
         let order = {
             let relays = relays.borrow();
-            relays.behind(door).map(|relay| turn.order(relay, Instant::now()))
+            relays.relay_on(socket).map(|relay| turn.order(relay, Instant::now()))
         };
         if let (Some(order), Ok(place)) = (order, room.clone().try_acquire_owned()) {
             tokio::spawn(async move {

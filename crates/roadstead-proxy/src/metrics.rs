@@ -1,23 +1,24 @@
 //! What the proxy counts, under kube-proxy's names.
 
 use std::sync::atomic::AtomicU64;
+use std::time::{Duration, SystemTime};
 
 use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Metric, Registry};
+use roadstead_component::metrics::{Register, text};
 use roadstead_forwarding::iptables::model::TableName;
 use roadstead_forwarding::service::IpFamily;
 
-use crate::accounting::NamedCounters;
 use crate::iptables::RuleCount;
+use crate::named_counters::NamedCounters;
 
 /// The label of most of them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct OfFamily {
+struct OfFamily {
     ip_family: &'static str,
 }
 
@@ -33,162 +34,202 @@ impl From<IpFamily> for OfFamily {
 
 /// An HTTP status.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct OfCode {
-    /// Such as 200.
-    pub code: u16,
+struct OfCode {
+    code: u16,
 }
 
 /// `internal` or `external`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct OfPolicy {
+struct OfPolicy {
     traffic_policy: &'static str,
     ip_family: &'static str,
 }
 
 /// A table of iptables.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct OfTable {
+struct OfTable {
     table: &'static str,
     ip_family: &'static str,
 }
 
-type Histograms = Family<OfFamily, Histogram, fn() -> Histogram>;
+type Histograms = roadstead_component::metrics::Histograms<OfFamily>;
 type Counters = Family<OfFamily, Counter>;
 type Seconds = Gauge<f64, AtomicU64>;
 
-/// All of it.
+/// All metrics of the proxy.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
-    /// How long writing the rules takes.
-    pub sync: Histograms,
-    /// The same, when everything is looked at.
-    pub full_sync: Histograms,
-    /// The same, when only changes are.
-    pub partial_sync: Histograms,
-    /// When rules were last written.
-    pub last_sync: Family<OfFamily, Seconds>,
-    /// When a change was last noted.
-    pub last_queued: Family<OfFamily, Seconds>,
+    sync: SyncMetrics,
+    pub(crate) endpoint_changes: ChangeMetrics,
+    pub(crate) service_changes: ChangeMetrics,
     /// From the change of an endpoint to the rules.
-    pub programming: Histograms,
-    /// Changes of endpoints not yet written.
-    pub endpoints_pending: Gauge,
-    /// All changes of endpoints.
-    pub endpoints_total: Counter,
-    /// Changes of Services not yet written.
-    pub services_pending: Gauge,
-    /// All changes of Services.
-    pub services_total: Counter,
+    programming: Histograms,
     /// Service ports that policy Local leaves without an endpoint here.
-    pub no_local_endpoints: Family<OfPolicy, Gauge>,
-    /// Answers of `/healthz`.
-    pub healthz: Family<OfCode, Counter>,
-    /// Answers of `/livez`.
-    pub livez: Family<OfCode, Counter>,
-    /// Batches that nftables refused.
-    pub nftables_failures: Counters,
-    /// Restores that iptables refused.
-    pub iptables_failures: Counters,
+    no_local_endpoints: Family<OfPolicy, Gauge>,
+    /// Answers of `/healthz` and `/livez`.
+    pages: PageMetrics,
+    nftables: NftablesMetrics,
+    iptables: IptablesMetrics,
+    conntrack: ConntrackMetrics,
+    programmed_revision: Gauge<u64, AtomicU64>,
+}
+
+/// How long writing the rules takes.
+#[derive(Debug)]
+struct SyncMetrics {
+    all: Histograms,
+    /// When everything is looked at.
+    full: Histograms,
+    /// When only changes are.
+    partial: Histograms,
+    last: Family<OfFamily, Seconds>,
+    /// When a change was last noted.
+    last_queued: Family<OfFamily, Seconds>,
+}
+
+/// Changes of Services, or of EndpointSlices.
+#[derive(Debug)]
+pub(crate) struct ChangeMetrics {
+    /// Those not yet written.
+    pending: Gauge,
+    total: Counter,
+}
+
+impl ChangeMetrics {
+    fn new(group: &mut Group<'_>, what: &str) -> Self {
+        Self {
+            pending: group.add(&format!("sync_proxy_rules_{what}_changes_pending")),
+            total: group.add(&format!("sync_proxy_rules_{what}_changes")),
+        }
+    }
+
+    /// Another change waits to be written.
+    pub(crate) fn note_change(&self) {
+        self.total.inc();
+        self.pending.inc();
+    }
+}
+
+#[derive(Debug)]
+struct PageMetrics {
+    healthz: Family<OfCode, Counter>,
+    livez: Family<OfCode, Counter>,
+}
+
+#[derive(Debug)]
+struct NftablesMetrics {
+    /// Batches that the kernel refused.
+    failures: Counters,
+    /// Old rules that could not be removed.
+    cleanup_failures: Counters,
+}
+
+#[derive(Debug)]
+struct IptablesMetrics {
+    /// Restores that were refused.
+    failures: Counters,
     /// Those of them that were to change only a part.
-    pub iptables_partial_failures: Counters,
-    /// How many rules of ours iptables has.
-    pub iptables_rules: Family<OfTable, Gauge>,
-    /// How many of them were written last.
-    pub iptables_rules_last: Family<OfTable, Gauge>,
-    /// Old rules of nftables that could not be removed.
-    pub nftables_cleanup_failures: Counters,
+    partial_failures: Counters,
+    rules: Family<OfTable, Gauge>,
+    /// How many rules were written last.
+    rules_last: Family<OfTable, Gauge>,
+}
+
+#[derive(Debug)]
+struct ConntrackMetrics {
     /// How long forgetting stale flows takes.
-    pub conntrack: Histograms,
-    /// How many were forgotten.
-    pub conntrack_deleted: Counters,
-    /// The newest revision that is in the kernel.
-    pub programmed_revision: Gauge<u64, AtomicU64>,
+    duration: Histograms,
+    deleted: Counters,
+}
+
+/// The metrics that only one data plane has.
+#[derive(Debug)]
+pub(crate) struct PlaneMetrics<'a> {
+    failures: &'a Counters,
+    partial_failures: Option<&'a Counters>,
+    cleanup_failures: Option<&'a Counters>,
+}
+
+/// Names and registers metrics, in this order.
+struct Group<'a>(Register<'a>);
+
+impl Group<'_> {
+    fn add<M: Metric + Clone + Default>(&mut self, name: &str) -> M {
+        self.0.metric(name, &name.replace('_', " "))
+    }
+
+    fn histograms(&mut self, name: &str, new: fn() -> Histogram) -> Histograms {
+        self.0.histograms(name, &name.replace('_', " "), new)
+    }
 }
 
 impl Default for Metrics {
     fn default() -> Self {
         let mut root = Registry::default();
         let registry = root.sub_registry_with_prefix("kubeproxy");
-        let short = || Family::new_with_constructor(sync_buckets as fn() -> Histogram);
-        let sync = add(registry, "sync_proxy_rules_duration_seconds", short());
-        let full_sync = add(registry, "sync_full_proxy_rules_duration_seconds", short());
-        let partial_sync = add(registry, "sync_partial_proxy_rules_duration_seconds", short());
-        let last_sync = add(registry, "sync_proxy_rules_last_timestamp_seconds", Family::default());
-        let name = "sync_proxy_rules_last_queued_timestamp_seconds";
-        let last_queued = add(registry, name, Family::default());
-        let long = Family::new_with_constructor(programming_buckets as fn() -> Histogram);
-        let programming = add(registry, "network_programming_duration_seconds", long);
-        let pending = |what: &str| format!("sync_proxy_rules_{what}_changes_pending");
-        let total = |what: &str| format!("sync_proxy_rules_{what}_changes");
-        let endpoints_pending = add(registry, &pending("endpoint"), Gauge::default());
-        let endpoints_total = add(registry, &total("endpoint"), Counter::default());
-        let services_pending = add(registry, &pending("service"), Gauge::default());
-        let services_total = add(registry, &total("service"), Counter::default());
-        let name = "sync_proxy_rules_no_local_endpoints_total";
-        let no_local_endpoints = add(registry, name, Family::default());
-        let healthz = add(registry, "proxy_healthz", Family::default());
-        let livez = add(registry, "proxy_livez", Family::default());
-        let name = "sync_proxy_rules_nftables_sync_failures";
-        let nftables_failures = add(registry, name, Counters::default());
-        let name = "sync_proxy_rules_iptables_restore_failures";
-        let iptables_failures = add(registry, name, Counters::default());
-        let name = "sync_proxy_rules_iptables_partial_restore_failures";
-        let iptables_partial_failures = add(registry, name, Counters::default());
-        let iptables_rules = add(registry, "sync_proxy_rules_iptables_total", Family::default());
-        let name = "sync_proxy_rules_iptables_last";
-        let iptables_rules_last = add(registry, name, Family::default());
-        let name = "sync_proxy_rules_nftables_cleanup_failures";
-        let nftables_cleanup_failures = add(registry, name, Counters::default());
-        let name = "conntrack_reconciler_sync_duration_seconds";
-        let conntrack = add(registry, name, short());
-        let name = "conntrack_reconciler_deleted_entries";
-        let conntrack_deleted = add(registry, name, Counters::default());
-        let programmed_revision = add(registry, "programmed_revision", Gauge::default());
-        add_silent(registry);
+        let mut group = Group(Register(registry));
+        let sync = SyncMetrics {
+            all: group.histograms("sync_proxy_rules_duration_seconds", sync_buckets),
+            full: group.histograms("sync_full_proxy_rules_duration_seconds", sync_buckets),
+            partial: group.histograms("sync_partial_proxy_rules_duration_seconds", sync_buckets),
+            last: group.add("sync_proxy_rules_last_timestamp_seconds"),
+            last_queued: group.add("sync_proxy_rules_last_queued_timestamp_seconds"),
+        };
+        let programming =
+            group.histograms("network_programming_duration_seconds", programming_buckets);
+        let endpoint_changes = ChangeMetrics::new(&mut group, "endpoint");
+        let service_changes = ChangeMetrics::new(&mut group, "service");
+        let no_local_endpoints = group.add("sync_proxy_rules_no_local_endpoints_total");
+        let pages =
+            PageMetrics { healthz: group.add("proxy_healthz"), livez: group.add("proxy_livez") };
+        let nftables = NftablesMetrics {
+            failures: group.add("sync_proxy_rules_nftables_sync_failures"),
+            cleanup_failures: group.add("sync_proxy_rules_nftables_cleanup_failures"),
+        };
+        let iptables = IptablesMetrics {
+            failures: group.add("sync_proxy_rules_iptables_restore_failures"),
+            partial_failures: group.add("sync_proxy_rules_iptables_partial_restore_failures"),
+            rules: group.add("sync_proxy_rules_iptables_total"),
+            rules_last: group.add("sync_proxy_rules_iptables_last"),
+        };
+        let conntrack = ConntrackMetrics {
+            duration: group.histograms("conntrack_reconciler_sync_duration_seconds", sync_buckets),
+            deleted: group.add("conntrack_reconciler_deleted_entries"),
+        };
+        // The first failure is an increase only over a zero that was there before.
+        for family in [IpFamily::V4, IpFamily::V6] {
+            nftables.failures.get_or_create(&family.into()).inc_by(0);
+            iptables.failures.get_or_create(&family.into()).inc_by(0);
+        }
+        let programmed_revision = group.add("programmed_revision");
+        add_silent(&mut group);
         registry.register_collector(Box::new(NamedCounters));
         Self {
             registry: root,
             sync,
-            full_sync,
-            partial_sync,
-            last_sync,
-            last_queued,
+            endpoint_changes,
+            service_changes,
             programming,
-            endpoints_pending,
-            endpoints_total,
-            services_pending,
-            services_total,
             no_local_endpoints,
-            healthz,
-            livez,
-            nftables_failures,
-            iptables_failures,
-            iptables_partial_failures,
-            iptables_rules,
-            iptables_rules_last,
-            nftables_cleanup_failures,
+            pages,
+            nftables,
+            iptables,
             conntrack,
-            conntrack_deleted,
             programmed_revision,
         }
     }
 }
 
 /// Names that dashboards look for, of things that this proxy does not do.
-fn add_silent(registry: &mut Registry) {
+fn add_silent(group: &mut Group<'_>) {
     for name in [
         "nftables_localhost_nodeport_listener_creation_failures",
         "nftables_localhost_nodeport_rejected_packets",
     ] {
-        add(registry, name, Counter::<u64>::default());
+        group.add::<Counter<u64>>(name);
     }
-    add(registry, "nftables_localhost_nodeport_listeners", Gauge::<i64>::default());
-}
-
-fn add<M: Metric + Clone>(registry: &mut Registry, name: &str, metric: M) -> M {
-    registry.register(name, name.replace('_', " "), metric.clone());
-    metric
+    group.add::<Gauge<i64>>("nftables_localhost_nodeport_listeners");
 }
 
 fn sync_buckets() -> Histogram {
@@ -202,8 +243,72 @@ fn programming_buckets() -> Histogram {
 }
 
 impl Metrics {
+    /// Those of nftables.
+    pub(crate) fn of_nftables(&self) -> PlaneMetrics<'_> {
+        let NftablesMetrics { failures, cleanup_failures } = &self.nftables;
+        PlaneMetrics { failures, partial_failures: None, cleanup_failures: Some(cleanup_failures) }
+    }
+
+    /// Those of iptables, and of IPVS, whose rules go the same way.
+    pub(crate) fn of_iptables(&self) -> PlaneMetrics<'_> {
+        let IptablesMetrics { failures, partial_failures, .. } = &self.iptables;
+        PlaneMetrics { failures, partial_failures: Some(partial_failures), cleanup_failures: None }
+    }
+
+    /// A change waits to be written, in these families.
+    pub(crate) fn note_queued(&self, families: impl Iterator<Item = IpFamily>) {
+        let now = seconds_now();
+        families.for_each(|family| {
+            self.sync.last_queued.get_or_create(&family.into()).set(now);
+        });
+    }
+
+    /// Rules were written, all of them or a part.
+    pub(crate) fn note_commit(&self, family: IpFamily, whole: bool, took: Duration) {
+        let scope = if whole { &self.sync.full } else { &self.sync.partial };
+        for histogram in [&self.sync.all, scope] {
+            histogram.get_or_create(&family.into()).observe(took.as_secs_f64());
+        }
+        self.sync.last.get_or_create(&family.into()).set(seconds_now());
+    }
+
+    /// `/healthz` was answered.
+    pub(crate) fn note_healthz(&self, code: u16) {
+        self.pages.healthz.get_or_create(&OfCode { code }).inc();
+    }
+
+    /// `/livez` was answered.
+    pub(crate) fn note_livez(&self, code: u16) {
+        self.pages.livez.get_or_create(&OfCode { code }).inc();
+    }
+
+    /// Everything up to this revision is in the kernel.
+    pub(crate) fn note_programmed(&self, revision: u64) {
+        self.programmed_revision.set(revision);
+        self.service_changes.pending.set(0);
+        self.endpoint_changes.pending.set(0);
+    }
+
+    /// The change of an endpoint has taken so many seconds.
+    pub(crate) fn note_programming(&self, family: IpFamily, seconds: f64) {
+        self.programming.get_or_create(&family.into()).observe(seconds);
+    }
+
+    /// Stale flows were looked for; so many were deleted, unless that failed.
+    pub(crate) fn note_conntrack(&self, family: IpFamily, took: Duration, deleted: Option<usize>) {
+        self.conntrack.duration.get_or_create(&family.into()).observe(took.as_secs_f64());
+        if let Some(deleted) = deleted.and_then(|deleted| u64::try_from(deleted).ok()) {
+            self.conntrack.deleted.get_or_create(&family.into()).inc_by(deleted);
+        }
+    }
+
     /// Notes how many service ports have no endpoint here although policy asks for one.
-    pub fn set_no_local_endpoints(&self, family: IpFamily, internal: usize, external: usize) {
+    pub(crate) fn set_no_local_endpoints(
+        &self,
+        family: IpFamily,
+        internal: usize,
+        external: usize,
+    ) {
         let ip_family = OfFamily::from(family).ip_family;
         for (traffic_policy, count) in [("internal", internal), ("external", external)] {
             let gauge =
@@ -213,7 +318,7 @@ impl Metrics {
     }
 
     /// Notes how many rules a table of iptables has.
-    pub fn set_rules(&self, family: IpFamily, count: RuleCount) {
+    pub(crate) fn set_rules(&self, family: IpFamily, count: RuleCount) {
         let table = match count.table {
             TableName::Filter => "filter",
             TableName::Nat => "nat",
@@ -221,18 +326,39 @@ impl Metrics {
         };
         let ip_family = OfFamily::from(family).ip_family;
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-        let all = [(&self.iptables_rules, count.total), (&self.iptables_rules_last, count.last)];
-        for (gauges, count) in all {
+        let IptablesMetrics { rules, rules_last, .. } = &self.iptables;
+        for (gauges, count) in [(rules, count.total), (rules_last, count.last)] {
             gauges.get_or_create(&OfTable { table, ip_family }).set(number(count));
         }
     }
 
     /// The page that Prometheus reads.
     pub fn page(&self) -> String {
-        let mut text = String::new();
-        encode(&mut text, &self.registry).expect("writing to a string cannot fail");
-        text
+        text(&self.registry)
     }
+}
+
+impl PlaneMetrics<'_> {
+    /// The kernel refused a commit, of everything or of a part.
+    pub(crate) fn note_failure(&self, family: IpFamily, whole: bool) {
+        let partial = self.partial_failures.filter(|_| !whole);
+        for counters in [Some(self.failures), partial].into_iter().flatten() {
+            counters.get_or_create(&family.into()).inc();
+        }
+    }
+
+    /// What this plane left behind could not be removed.
+    pub(crate) fn note_cleanup_failure(&self, family: IpFamily) {
+        if let Some(counters) = self.cleanup_failures {
+            counters.get_or_create(&family.into()).inc();
+        }
+    }
+}
+
+/// The time of the day, as metrics show it.
+fn seconds_now() -> f64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    now.map(|since| since.as_secs_f64()).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -243,8 +369,8 @@ mod tests {
     fn names_that_dashboards_know() {
         let metrics = Metrics::default();
         metrics.set_no_local_endpoints(IpFamily::V4, 1, 2);
-        metrics.sync.get_or_create(&IpFamily::V4.into()).observe(0.002);
-        metrics.healthz.get_or_create(&OfCode { code: 200 }).inc();
+        metrics.note_commit(IpFamily::V4, true, Duration::from_millis(2));
+        metrics.note_healthz(200);
         let count = RuleCount { table: TableName::Nat, total: 7, last: 3 };
         metrics.set_rules(IpFamily::V4, count);
         let page = metrics.page();

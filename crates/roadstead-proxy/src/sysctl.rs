@@ -11,7 +11,7 @@ pub fn apply<'a>(settings: impl IntoIterator<Item = (&'a str, &'a str)>) {
 }
 
 /// Whether a setting is 1.
-pub fn is_on(name: &str) -> bool {
+pub(crate) fn is_on(name: &str) -> bool {
     let found = fs::read_to_string(Path::new("/proc/sys").join(name));
     found.is_ok_and(|found| found.trim() == "1")
 }
@@ -25,7 +25,7 @@ pub fn raise(name: &str, least: u64) {
 }
 
 /// Says how readily the kernel should end this process when memory is short.
-pub fn adjust_oom_score(adjustment: i64) {
+pub(crate) fn adjust_oom_score(adjustment: i64) {
     if let Err(error) = fs::write("/proc/self/oom_score_adj", adjustment.to_string()) {
         warn!(adjustment, %error, "when memory is short we are treated like any other process");
     }

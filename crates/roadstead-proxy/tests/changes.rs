@@ -1,7 +1,5 @@
 //! Changes under traffic: nobody who calls may notice them, and nobody may be sent to what is gone.
 
-mod lab;
-
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,13 +7,13 @@ use std::sync::{Arc, Mutex};
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
-use roadstead_proxy::agent::{Agent, Config};
-use roadstead_proxy::plane::Mode;
+use roadstead_proxy::agent::Agent;
+use roadstead_proxy::agent::config::{Config, Outputs};
+use roadstead_proxy::data_plane::ProxyMode;
+use roadstead_testkit::lab::{NODE, PORT, call, start_pod};
 use roadstead_testkit::netns::{inside, laboratory, make_node, run};
 use roadstead_watch::informer::Change;
 use serde_json::{Value, json};
-
-use self::lab::{NODE, PORT, call, start_pod};
 
 /// The Service, and the port behind which connections are held open.
 const ADDRESS: &str = "10.96.0.1";
@@ -33,18 +31,18 @@ fn port(name: &str, protocol: &str, port: u16) -> Value {
 }
 
 fn new_agent() -> Agent {
-    agent_of(Mode::default())
+    agent_of(ProxyMode::default())
 }
 
-fn agent_of(mode: Mode) -> Agent {
+fn agent_of(mode: ProxyMode) -> Agent {
     let config = Config { node_name: NODE.into(), mode, ..Config::default() };
-    let mut agent = Agent::new(config).unwrap();
+    let mut agent = Agent::new(config, Outputs::default()).unwrap();
     let service = json!({
         "metadata": {"namespace": "default", "name": "web"},
         "spec": {"clusterIP": ADDRESS, "clusterIPs": [ADDRESS],
             "ports": [port("tcp", "TCP", 80), port("udp", "UDP", 80), port("hold", "TCP", 81)]},
     });
-    agent.observe_service(&Change::Set(Arc::new(serde_json::from_value(service).unwrap())));
+    agent.observe_service(&Change::Set(serde_json::from_value(service).unwrap()));
     agent
 }
 
@@ -63,7 +61,7 @@ fn observe(agent: &mut Agent, service: &str, addresses: &[String]) {
         "ports": [port("tcp", "TCP", PORT), port("udp", "UDP", PORT), port("hold", "TCP", HOLD)],
         "endpoints": addresses.iter().map(endpoint).collect::<Vec<_>>(),
     });
-    agent.observe_slice(&Change::Set(Arc::new(serde_json::from_value(slice).unwrap())));
+    agent.observe_slice(&Change::Set(serde_json::from_value(slice).unwrap()));
 }
 
 /// Clients outside and in a pod that call the Service until told to stop, and count their calls.
@@ -169,7 +167,7 @@ fn datagrams_follow_after_a_refusal() {
             "spec": {"clusterIP": "10.96.0.9", "clusterIPs": ["10.96.0.9"],
                 "ports": [port("tcp", "TCP", 80)]},
         });
-        agent.observe_service(&Change::Set(Arc::new(serde_json::from_value(next).unwrap())));
+        agent.observe_service(&Change::Set(serde_json::from_value(next).unwrap()));
         observe(&mut agent, "next", std::slice::from_ref(&there));
         observe(&mut agent, "web", &[there]);
         agent.commit().unwrap_err();
@@ -240,14 +238,16 @@ fn a_change_of_mode_breaks_nothing() {
         let stop = &AtomicBool::new(false);
         std::thread::scope(|scope| {
             let clients = callers(scope, stop);
-            for mode in [Mode::Iptables, Mode::Nftables, Mode::Iptables, Mode::Nftables] {
+            for mode in
+                [ProxyMode::Iptables, ProxyMode::Nftables, ProxyMode::Iptables, ProxyMode::Nftables]
+            {
                 let connect = || TcpStream::connect(vip(81)).unwrap();
                 open.extend((0..OPEN / 4).map(|_| inside("outside", connect)));
                 drop(agent);
                 agent = agent_of(mode);
                 set(&mut agent, &pods);
                 let tables = run("nft list tables | grep -c kube-proxy; true");
-                assert_eq!(tables != "0", mode == Mode::Nftables, "only one mode has rules");
+                assert_eq!(tables != "0", mode == ProxyMode::Nftables, "only one mode has rules");
                 std::thread::sleep(Duration::from_millis(200));
             }
             stop.store(true, Ordering::Relaxed);

@@ -1,29 +1,26 @@
 //! Machines that forward nothing unless told to: pods and Services work there all the same.
 
-mod lab;
-
 use std::net::SocketAddr;
-use std::sync::Arc;
 
-use roadstead_forwarding::surroundings::{DetectLocal, Surroundings};
-use roadstead_proxy::agent::{Agent, Config};
-use roadstead_proxy::forward::{self, CHAIN, Policy};
-use roadstead_proxy::plane::Mode;
+use roadstead_forwarding::node_network::{DetectLocal, NodeNetwork};
+use roadstead_proxy::agent::Agent;
+use roadstead_proxy::agent::config::{Config, Outputs};
+use roadstead_proxy::data_plane::ProxyMode;
+use roadstead_proxy::forward_policy::{self, CHAIN, ForwardPolicy};
+use roadstead_testkit::lab::{NODE, PORT, Pod, call, serve, start_pod};
 use roadstead_testkit::netns::{inside, laboratory, make_node, run};
 use roadstead_watch::informer::Change;
 use serde_json::json;
 
-use self::lab::{NODE, PORT, Pod, call, start_pod};
-
-fn surroundings() -> Surroundings {
+fn node_network() -> NodeNetwork {
     let networks = vec!["10.244.0.0/16".parse().unwrap()];
-    Surroundings { detect_local: DetectLocal::Networks(networks), ..Surroundings::default() }
+    NodeNetwork { detect_local: DetectLocal::Networks(networks), ..NodeNetwork::default() }
 }
 
-fn agent(mode: Mode, pod: &Pod) -> Agent {
+fn agent(mode: ProxyMode, pod: &Pod) -> Agent {
     let config =
-        Config { node_name: NODE.into(), mode, surroundings: surroundings(), ..Config::default() };
-    let mut agent = Agent::new(config).unwrap();
+        Config { node_name: NODE.into(), mode, node_network: node_network(), ..Config::default() };
+    let mut agent = Agent::new(config, Outputs::default()).unwrap();
     for (name, number, policy) in [("web", 1, "Cluster"), ("local", 2, "Local")] {
         let address = format!("10.96.0.{number}");
         let port = json!([{"name": "tcp", "protocol": "TCP", "port": 80,
@@ -31,9 +28,9 @@ fn agent(mode: Mode, pod: &Pod) -> Agent {
         let service = json!({
             "metadata": {"namespace": "default", "name": name},
             "spec": {"type": "NodePort", "clusterIP": address, "clusterIPs": [address],
-                "externalTrafficPolicy": policy, "ports": port},
+                "externalTrafficForwardPolicy": policy, "ports": port},
         });
-        agent.observe_service(&Change::Set(Arc::new(serde_json::from_value(service).unwrap())));
+        agent.observe_service(&Change::Set(serde_json::from_value(service).unwrap()));
         let slice = json!({
             "metadata": {"namespace": "default", "name": name,
                 "labels": {"kubernetes.io/service-name": name}},
@@ -41,7 +38,7 @@ fn agent(mode: Mode, pod: &Pod) -> Agent {
             "ports": [{"name": "tcp", "protocol": "TCP", "port": PORT}],
             "endpoints": [{"addresses": [pod.address.to_string()], "nodeName": NODE}],
         });
-        agent.observe_slice(&Change::Set(Arc::new(serde_json::from_value(slice).unwrap())));
+        agent.observe_slice(&Change::Set(serde_json::from_value(slice).unwrap()));
     }
     agent.commit().unwrap();
     agent
@@ -69,17 +66,20 @@ fn a_policy_of_iptables_is_overruled() {
     laboratory(|| {
         make_node();
         let pod = start_pod(2);
-        lab::serve("outside");
-        for mode in [Mode::Nftables, Mode::Iptables] {
+        serve("outside");
+        for mode in [ProxyMode::Nftables, ProxyMode::Iptables] {
             let _agent = agent(mode, &pod);
             for program in ["iptables-nft", "iptables-legacy"] {
                 assert_eq!(reachable(&pod), [true; 4], "{mode}, before {program} forbids it");
                 run(&format!("{program} -P FORWARD DROP"));
                 assert!(!calls_out(&pod), "{mode}: {program} forbids it");
-                assert!(forward::open(&surroundings()).is_empty(), "nobody else is in the way");
+                assert!(
+                    forward_policy::open(&node_network()).is_empty(),
+                    "nobody else is in the way"
+                );
                 assert_eq!(reachable(&pod), [true; 4], "{mode}, {program}");
                 let listing = run(&format!("{program}-save -t filter"));
-                forward::open(&surroundings());
+                forward_policy::open(&node_network());
                 assert_eq!(strip(&run(&format!("{program}-save -t filter"))), strip(&listing));
                 run(&format!("{program} -P FORWARD ACCEPT"));
             }
@@ -102,16 +102,17 @@ fn the_policies_of_others_are_told_with_a_remedy() {
     laboratory(|| {
         make_node();
         let pod = start_pod(2);
-        lab::serve("outside");
-        let _agent = agent(Mode::Nftables, &pod);
+        serve("outside");
+        let _agent = agent(ProxyMode::Nftables, &pod);
         run("nft add table inet firewall");
         run("nft 'add chain inet firewall forward \
              { type filter hook forward priority 0; policy drop; }'");
-        let foreign = forward::open(&surroundings());
-        let policy = Policy { family: "inet", table: "firewall".into(), chain: "forward".into() };
+        let foreign = forward_policy::open(&node_network());
+        let policy =
+            ForwardPolicy { family: "inet", table: "firewall".into(), chain: "forward".into() };
         assert_eq!(foreign, std::slice::from_ref(&policy));
         assert!(!calls_out(&pod));
-        run(&policy.remedy(&surroundings()));
+        run(&policy.remedy(&node_network()));
         assert_eq!(reachable(&pod), [true; 4]);
     });
 }

@@ -3,21 +3,21 @@
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 use std::{io, thread};
 
 use roadstead_api::key::ObjectKey;
 use roadstead_forwarding::iptables::diff::Kept;
 use roadstead_forwarding::ipvs::model::{Scheduler, Timeouts};
+use roadstead_forwarding::node_network::{DetectLocal, NodeNetwork};
 use roadstead_forwarding::service::{
-    IpFamily, Place, Protocol, ServicePort, ServicePortName, Target,
+    IpFamily, Locality, Protocol, ServicePort, ServicePortName, Target,
 };
-use roadstead_forwarding::surroundings::{DetectLocal, Surroundings};
 use roadstead_forwarding::table::ForwardingTable;
-use roadstead_proxy::agent::{Agent, Config, ProxyError};
+use roadstead_proxy::agent::config::{Config, Outputs};
+use roadstead_proxy::agent::{Agent, ProxyError};
+use roadstead_proxy::data_plane::{Committed, ProxyMode};
 use roadstead_proxy::ipvs::{IpvsError, IpvsOptions, IpvsPlane};
-use roadstead_proxy::plane::{Committed, Mode};
 use roadstead_testkit::netns::{inside, laboratory, make_node, make_pod, run};
 use roadstead_watch::informer::Change;
 use rustix::net::sockopt::set_socket_linger;
@@ -25,9 +25,9 @@ use serde_json::json;
 
 fn table() -> ForwardingTable {
     let networks = vec!["10.0.0.0/8".parse().unwrap()];
-    let surroundings =
-        Surroundings { detect_local: DetectLocal::Networks(networks), ..Surroundings::default() };
-    ForwardingTable::new(IpFamily::V4, &surroundings)
+    let node_network =
+        NodeNetwork { detect_local: DetectLocal::Networks(networks), ..NodeNetwork::default() };
+    ForwardingTable::new(IpFamily::V4, &node_network)
 }
 
 fn set(table: &mut ForwardingTable, name: &str, frontend: &str, targets: &str) {
@@ -44,7 +44,7 @@ fn change(
     let frontend: SocketAddr = frontend.parse().unwrap();
     let target = |word: &str| {
         let socket: SocketAddr = word.parse().unwrap();
-        Target { address: socket.ip(), port: socket.port(), place: Place::Elsewhere }
+        Target { address: socket.ip(), port: socket.port(), locality: Locality::Elsewhere }
     };
     let mut port = ServicePort {
         port: frontend.port(),
@@ -217,13 +217,13 @@ fn a_connection_outlives_its_endpoint() {
 }
 
 /// An agent that serves 10.96.0.1:80 with two pods.
-fn agent(mode: Mode, pods: [SocketAddr; 2]) -> Agent {
+fn agent(mode: ProxyMode, pods: [SocketAddr; 2]) -> Agent {
     let networks = vec!["10.0.0.0/8".parse().unwrap()];
-    let surroundings =
-        Surroundings { detect_local: DetectLocal::Networks(networks), ..Surroundings::default() };
+    let node_network =
+        NodeNetwork { detect_local: DetectLocal::Networks(networks), ..NodeNetwork::default() };
     let families = vec![IpFamily::V4];
-    let config = Config { mode, surroundings, families, ipvs_fallback: false, ..Config::default() };
-    let mut agent = Agent::new(config).unwrap();
+    let config = Config { mode, node_network, families, ipvs_fallback: false, ..Config::default() };
+    let mut agent = Agent::new(config, Outputs::default()).unwrap();
     let endpoints = pods.map(|pod| json!({"addresses": [pod.ip()]}));
     let service = json!({
         "metadata": {"namespace": "week", "name": "echo"},
@@ -234,8 +234,8 @@ fn agent(mode: Mode, pods: [SocketAddr; 2]) -> Agent {
             "labels": {"kubernetes.io/service-name": "echo"}},
         "addressType": "IPv4", "ports": [{"name": "", "port": 80}], "endpoints": endpoints,
     });
-    agent.observe_service(&Change::Set(Arc::new(serde_json::from_value(service).unwrap())));
-    agent.observe_slice(&Change::Set(Arc::new(serde_json::from_value(slice).unwrap())));
+    agent.observe_service(&Change::Set(serde_json::from_value(service).unwrap()));
+    agent.observe_slice(&Change::Set(serde_json::from_value(slice).unwrap()));
     agent.commit().unwrap();
     agent
 }
@@ -246,10 +246,10 @@ fn a_connection_outlives_its_mode() {
     laboratory(|| {
         make_node();
         let pods = echoing_pods();
-        drop(agent(Mode::Ipvs, pods));
+        drop(agent(ProxyMode::Ipvs, pods));
         let open = || inside("outside", || TcpStream::connect("10.96.0.1:80").unwrap());
         let mut old = [open(), open(), open()];
-        let mut successor = agent(Mode::Iptables, pods);
+        let mut successor = agent(ProxyMode::Iptables, pods);
         let servers = run("ipvsadm -Ln");
         assert!(servers.contains("Masq    0      2"), "they get no more connections: {servers}");
         assert_eq!(run("ipset list -n"), "", "connections do not need the sets");
@@ -262,7 +262,7 @@ fn a_connection_outlives_its_mode() {
         // Another one who comes meanwhile waits for the last connection, too.
         assert!(successor.is_intact());
         drop(successor);
-        let mut last = agent(Mode::Iptables, pods);
+        let mut last = agent(ProxyMode::Iptables, pods);
         old.iter_mut().for_each(|connection| echo(connection).unwrap());
         for connection in &old {
             set_socket_linger(connection, Some(Duration::ZERO)).unwrap();
@@ -305,13 +305,13 @@ fn echo(connection: &mut TcpStream) -> io::Result<()> {
 fn without_ipvs_iptables_takes_its_place() {
     laboratory(|| {
         let config =
-            |ipvs_fallback| Config { mode: Mode::Ipvs, ipvs_fallback, ..Config::default() };
+            |ipvs_fallback| Config { mode: ProxyMode::Ipvs, ipvs_fallback, ..Config::default() };
         let there = Path::new("/proc/net/ip_vs").exists();
-        let wanted = if there { Mode::Ipvs } else { Mode::Iptables };
-        assert_eq!(Agent::new(config(true)).unwrap().mode(), wanted);
-        match Agent::new(config(false)) {
-            Ok(agent) => assert!(there && agent.mode() == Mode::Ipvs),
-            Err(ProxyError::Open { mode: Mode::Ipvs, source }) => {
+        let wanted = if there { ProxyMode::Ipvs } else { ProxyMode::Iptables };
+        assert_eq!(Agent::new(config(true), Outputs::default()).unwrap().mode(), wanted);
+        match Agent::new(config(false), Outputs::default()) {
+            Ok(agent) => assert!(there && agent.mode() == ProxyMode::Ipvs),
+            Err(ProxyError::Open { mode: ProxyMode::Ipvs, source }) => {
                 assert!(!there && source.to_string().contains("no IPVS"), "{source}");
             }
             Err(other) => panic!("{other}"),
@@ -352,13 +352,16 @@ fn a_kernel_without_the_scheduler() {
     laboratory(|| {
         let ipvs = IpvsOptions { scheduler: Scheduler::NeverQueue, ..IpvsOptions::default() };
         let config = |ipvs_fallback| Config {
-            mode: Mode::Ipvs,
+            mode: ProxyMode::Ipvs,
             ipvs_fallback,
             ipvs: ipvs.clone(),
             ..Config::default()
         };
-        assert_eq!(Agent::new(config(true)).unwrap().mode(), Mode::Iptables);
-        let error = Agent::new(config(false)).unwrap_err();
+        assert_eq!(
+            Agent::new(config(true), Outputs::default()).unwrap().mode(),
+            ProxyMode::Iptables
+        );
+        let error = Agent::new(config(false), Outputs::default()).unwrap_err();
         let source = std::error::Error::source(&error).unwrap().to_string();
         assert!(source.contains("lacks the scheduler nq"), "{source}");
         assert!(!run("ip link").contains("kube-ipvs0"), "nothing is left behind");

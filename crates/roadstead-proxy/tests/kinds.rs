@@ -8,18 +8,18 @@
 use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use roadstead_forwarding::node_network::{DetectLocal, NodeNetwork};
 use roadstead_forwarding::service::IpFamily;
-use roadstead_forwarding::surroundings::{DetectLocal, Surroundings};
-use roadstead_proxy::agent::{Agent, Config};
-use roadstead_proxy::plane::Mode;
+use roadstead_proxy::agent::Agent;
+use roadstead_proxy::agent::config::{Config, Outputs};
+use roadstead_proxy::data_plane::ProxyMode;
 use roadstead_testkit::netns::{inside, laboratory, make_node, make_pod, run};
-use roadstead_watch::informer::Change;
+use roadstead_watch::informer::{Change, key_of};
 use serde_json::{Value, json};
 
 const PORT: u16 = 8080;
@@ -70,7 +70,7 @@ fn call(protocol: &str, to: SocketAddr, patience: Duration) -> io::Result<String
 #[derive(Clone, Copy)]
 struct Lab {
     family: IpFamily,
-    mode: Mode,
+    mode: ProxyMode,
 }
 
 /// All that calls from a place may lead to, in words: `2 3 as client`, `refused`, `nothing`.
@@ -80,7 +80,7 @@ fn outcome(lab: Lab, from: &str, protocol: &str, to: SocketAddr, wanted: &str) -
         "nothing" => (1, IMPATIENCE),
         "refused" => (2, PATIENCE),
         // IPVS takes turns.
-        _ if mode == Mode::Ipvs => (9, PATIENCE),
+        _ if mode == ProxyMode::Ipvs => (9, PATIENCE),
         _ => (CALLS, PATIENCE),
     };
     let calls = || (0..calls).map(|_| call(protocol, to, patience)).collect::<Vec<_>>();
@@ -169,7 +169,7 @@ fn service(family: IpFamily, name: &str, number: u16, extra: &Value) -> Change<S
         "spec": spec,
         "status": {"loadBalancer": {"ingress": [{"ip": address("balancer")}]}},
     });
-    Change::Set(Arc::new(serde_json::from_value(object).unwrap()))
+    Change::Set(serde_json::from_value(object).unwrap())
 }
 
 fn slice(family: IpFamily, service: &str, pods: &[u8]) -> Change<EndpointSlice> {
@@ -188,28 +188,28 @@ fn slice(family: IpFamily, service: &str, pods: &[u8]) -> Change<EndpointSlice> 
         "ports": [port("TCP"), port("UDP")],
         "endpoints": pods.iter().map(endpoint).collect::<Vec<_>>(),
     });
-    Change::Set(Arc::new(serde_json::from_value(object).unwrap()))
+    Change::Set(serde_json::from_value(object).unwrap())
 }
 
-fn agent(family: IpFamily, mode: Mode) -> Agent {
+fn agent(family: IpFamily, mode: ProxyMode) -> Agent {
     let parse = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect();
     let networks = ["10.244.0.0/16", "fd00:244::/48"].map(|text| text.parse().unwrap());
     let node = ["192.168.7.1", "10.244.0.1", "127.0.0.1", "fd00:7::1", "fd00:244::1", "::1"];
-    let surroundings = Surroundings {
+    let node_network = NodeNetwork {
         detect_local: DetectLocal::Networks(networks.into()),
         node_address: Some(frontend(family, "node:1").ip()),
         node_addresses: parse(&node),
-        ..Surroundings::default()
+        ..NodeNetwork::default()
     };
     let config = Config {
         node_name: "node-1".into(),
-        surroundings,
+        node_network,
         mode,
         ipvs_fallback: false,
         families: vec![family],
         ..Config::default()
     };
-    Agent::new(config).unwrap()
+    Agent::new(config, Outputs::default()).unwrap()
 }
 
 /// Who calls what, and what comes of it: in general, and through IPVS where that differs.
@@ -267,7 +267,7 @@ fn prepare() {
     }
 }
 
-fn every_kind(family: IpFamily, mode: Mode) {
+fn every_kind(family: IpFamily, mode: ProxyMode) {
     let lab = Lab { family, mode };
     let mut agent = agent(family, mode);
     let local = json!({"externalTrafficPolicy": "Local", "internalTrafficPolicy": "Local"});
@@ -299,7 +299,7 @@ fn every_kind(family: IpFamily, mode: Mode) {
     agent.commit().unwrap();
     for protocol in ["TCP", "UDP"] {
         for (from, to, usual, by_ipvs) in CASES {
-            let differs = mode == Mode::Ipvs && !by_ipvs.is_empty();
+            let differs = mode == ProxyMode::Ipvs && !by_ipvs.is_empty();
             let wanted = if differs { by_ipvs } else { usual };
             let found = outcome(lab, from, protocol, frontend(family, to), wanted);
             assert_eq!(found, wanted, "{protocol} from {from} to {to}");
@@ -312,7 +312,7 @@ fn every_kind(family: IpFamily, mode: Mode) {
     // One endpoint less, and one Service less.
     agent.observe_slice(&slice(family, "web", &[2, 4]));
     let Change::Set(own) = service(family, "own", 6, &json!({})) else { unreachable!() };
-    agent.observe_service(&Change::Gone(own));
+    agent.observe_service(&Change::Gone(key_of(&own), 0));
     agent.commit().unwrap();
     let found = outcome(lab, "outside", "TCP", frontend(family, "node:30081"), "2 4");
     assert_eq!(found, "2 4 as node");
@@ -324,8 +324,8 @@ fn every_kind(family: IpFamily, mode: Mode) {
 fn every_kind_through_nftables() {
     laboratory(|| {
         prepare();
-        every_kind(IpFamily::V4, Mode::Nftables);
-        every_kind(IpFamily::V6, Mode::Nftables);
+        every_kind(IpFamily::V4, ProxyMode::Nftables);
+        every_kind(IpFamily::V6, ProxyMode::Nftables);
     });
 }
 
@@ -333,8 +333,8 @@ fn every_kind_through_nftables() {
 fn every_kind_through_iptables() {
     laboratory(|| {
         prepare();
-        every_kind(IpFamily::V4, Mode::Iptables);
-        every_kind(IpFamily::V6, Mode::Iptables);
+        every_kind(IpFamily::V4, ProxyMode::Iptables);
+        every_kind(IpFamily::V6, ProxyMode::Iptables);
     });
 }
 
@@ -343,7 +343,7 @@ fn every_kind_through_iptables() {
 fn every_kind_through_ipvs() {
     laboratory(|| {
         prepare();
-        every_kind(IpFamily::V4, Mode::Ipvs);
-        every_kind(IpFamily::V6, Mode::Ipvs);
+        every_kind(IpFamily::V4, ProxyMode::Ipvs);
+        every_kind(IpFamily::V6, ProxyMode::Ipvs);
     });
 }

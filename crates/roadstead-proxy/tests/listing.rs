@@ -7,11 +7,11 @@ use std::time::Duration;
 use ipnet::IpNet;
 use roadstead_api::key::ObjectKey;
 use roadstead_forwarding::nft::compile::compile;
+use roadstead_forwarding::node_network::{DetectLocal, NodeNetwork, NodePorts};
 use roadstead_forwarding::select::TrafficPolicy;
 use roadstead_forwarding::service::{
-    IpFamily, Place, Protocol, ServicePort, ServicePortName, Target,
+    IpFamily, Locality, Protocol, ServicePort, ServicePortName, Target,
 };
-use roadstead_forwarding::surroundings::{DetectLocal, NodePorts, Surroundings};
 use roadstead_forwarding::table::ForwardingTable;
 use roadstead_proxy::nft::NftPlane;
 use roadstead_testkit::netns::{laboratory, run};
@@ -23,19 +23,19 @@ fn table(family: IpFamily, detect_local: DetectLocal, node_ports: NodePorts) -> 
             IpFamily::V6 => [0xfd00, net.into(), 0, 0, 0, 0, 0, host.into()].into(),
         }
     };
-    let surroundings = Surroundings {
+    let node_network = NodeNetwork {
         detect_local,
         node_ports,
         node_address: Some(address(150, 1)),
         service_networks: vec![IpNet::new(address(96, 0), 24).unwrap()],
         masquerade_egress: true,
-        ..Surroundings::default()
+        ..NodeNetwork::default()
     };
-    let mut table = ForwardingTable::new(family, &surroundings);
+    let mut table = ForwardingTable::new(family, &node_network);
     let target = |host: u8| Target {
         address: address(244, host),
         port: 8080,
-        place: if host == 1 { Place::Here } else { Place::Elsewhere },
+        locality: if host == 1 { Locality::Here } else { Locality::Elsewhere },
     };
     let targets = |hosts: std::ops::RangeInclusive<u8>| hosts.map(target).collect::<Vec<_>>();
     let mut number = 0;
@@ -49,7 +49,8 @@ fn table(family: IpFamily, detect_local: DetectLocal, node_ports: NodePorts) -> 
         number += 1;
         let mut port = ServicePort { port: 80, cluster_ips: vec![address(96, number)], ..port };
         if port.uses_local() {
-            port.local = port.cluster.iter().filter(|t| t.place == Place::Here).copied().collect();
+            port.local =
+                port.cluster.iter().filter(|t| t.locality == Locality::Here).copied().collect();
         }
         let key = ObjectKey::new("default", name.name.clone());
         table.replace(&key, vec![(name, port)]);
@@ -98,7 +99,11 @@ fn listing() -> String {
         }
         lines.push(if in_endpoints { slots_in_decimal(line) } else { line.to_owned() });
     }
-    lines.join("\n")
+    // Chains are listed in the order in which they were made, which does not matter.
+    let text = lines.join("\n");
+    let mut blocks: Vec<_> = text.split("\n\n").collect();
+    blocks.sort_unstable();
+    blocks.join("\n\n")
 }
 
 fn slots_in_decimal(line: &str) -> String {
@@ -133,10 +138,38 @@ fn netlink_and_text_make_the_same_rules() {
             run("nft -f /run/program.nft");
             let from_text = listing();
             run("nft flush ruleset");
-            NftPlane::open().unwrap().commit(&table, Default::default()).unwrap();
-            assert_eq!(listing(), from_text, "{family:?} {:?}", table.surroundings());
+            NftPlane::open(family).unwrap().commit(&table, Default::default()).unwrap();
+            assert_eq!(listing(), from_text, "{family:?} {:?}", table.node_network());
             run("nft -j list ruleset");
             run("nft flush ruleset");
+        }
+    });
+}
+
+/// The chains that see every packet before it is translated are there only while a Service has
+/// source ranges.
+#[test]
+fn fences_come_and_go() {
+    laboratory(|| {
+        let node_ports = NodePorts::On([[10, 150, 0, 1].into()].into());
+        let mut table = table(IpFamily::V4, DetectLocal::Unknown, node_ports);
+        let mut plane = NftPlane::open(IpFamily::V4).unwrap();
+        let chains = || run("nft list chains ip | grep -c pre-dnat || true");
+        plane.commit(&table, Default::default()).unwrap();
+        assert_eq!(chains(), "2");
+        let fenced: Vec<_> =
+            table.iter().filter(|(_, port)| port.source_ranges.is_some()).collect();
+        let fenced: Vec<_> = fenced.into_iter().map(|(n, p)| (n.clone(), p.clone())).collect();
+        for (is_open, want) in [(true, "0"), (false, "2"), (true, "0")] {
+            for (name, port) in &fenced {
+                let ranges = port.source_ranges.clone().filter(|_| !is_open);
+                let port = ServicePort { source_ranges: ranges, ..port.clone() };
+                let key = ObjectKey::new(name.namespace.clone(), name.name.clone());
+                table.replace(&key, vec![((**name).clone(), port)]);
+            }
+            let changed = fenced.iter().map(|(name, _)| name.clone()).collect();
+            plane.commit(&table, changed).unwrap();
+            assert_eq!(chains(), want, "everybody may call: {is_open}");
         }
     });
 }

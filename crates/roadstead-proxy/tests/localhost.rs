@@ -1,35 +1,33 @@
 //! Node ports called by 127.0.0.1: in mode iptables, who may not call that address, and what is
 //! counted; in the others, who listens there.
 
-mod lab;
-
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use roadstead_api::key::ObjectKey;
 use roadstead_forwarding::service::IpFamily;
-use roadstead_proxy::agent::{Agent, Config, cleanup};
-use roadstead_proxy::localhost::{self, Relays};
+use roadstead_proxy::agent::config::{Config, Outputs};
+use roadstead_proxy::agent::{Agent, cleanup};
+use roadstead_proxy::data_plane::ProxyMode;
+use roadstead_proxy::localhost;
 use roadstead_proxy::metrics::Metrics;
-use roadstead_proxy::plane::Mode;
+use roadstead_testkit::lab::{NODE, PORT, call, start_pod};
 use roadstead_testkit::netns::{inside, laboratory, make_node, run};
 use roadstead_watch::informer::Change;
 use serde_json::json;
-use tokio::sync::watch;
-
-use self::lab::{NODE, PORT, call, start_pod};
 
 fn agent(localhost_node_ports: bool, pod: &str, metrics: &Arc<Metrics>) -> Agent {
     let config = Config {
         node_name: NODE.into(),
-        mode: Mode::Iptables,
+        mode: ProxyMode::Iptables,
         families: vec![IpFamily::V4],
         localhost_node_ports,
-        metrics: metrics.clone(),
         ..Config::default()
     };
-    let mut agent = Agent::new(config).unwrap();
+    let outputs = Outputs { metrics: metrics.clone(), ..Outputs::default() };
+    let mut agent = Agent::new(config, outputs).unwrap();
     fill(&mut agent, pod);
     agent
 }
@@ -47,7 +45,7 @@ fn fill(agent: &mut Agent, pod: &str) {
         "spec": {"type": "NodePort", "clusterIPs": ["10.96.0.1"],
             "ports": [node_port("TCP"), node_port("UDP")]},
     });
-    agent.observe_service(&Change::Set(Arc::new(serde_json::from_value(service).unwrap())));
+    agent.observe_service(&Change::Set(serde_json::from_value(service).unwrap()));
     let slice = json!({
         "metadata": {"namespace": "default", "name": "web-1",
             "labels": {"kubernetes.io/service-name": "web"}},
@@ -55,7 +53,7 @@ fn fill(agent: &mut Agent, pod: &str) {
         "ports": [port("TCP", PORT), port("UDP", PORT)],
         "endpoints": [{"addresses": [pod], "nodeName": NODE}],
     });
-    agent.observe_slice(&Change::Set(Arc::new(serde_json::from_value(slice).unwrap())));
+    agent.observe_slice(&Change::Set(serde_json::from_value(slice).unwrap()));
     agent.commit().unwrap();
 }
 
@@ -148,21 +146,20 @@ fn node_ports_on_localhost_without_rules() {
     laboratory(|| {
         make_node();
         let pod = start_pod(2);
-        let relays = watch::Sender::<Arc<Relays>>::default();
+        let outputs = Outputs::default();
         let config = |addresses: &str| Config {
             node_name: NODE.into(),
-            mode: Mode::Nftables,
+            mode: ProxyMode::Nftables,
             families: vec![IpFamily::V4],
             node_port_addresses: addresses.split(' ').map(str::to_owned).collect(),
-            relays: relays.clone(),
             ..Config::default()
         };
         let node = json!({"metadata": {"name": NODE}, "status": {"addresses": [
             {"type": "InternalIP", "address": "192.168.7.1"},
         ]}});
-        let node = Change::Set(Arc::new(serde_json::from_value(node).unwrap()));
+        let node = Change::Set(serde_json::from_value(node).unwrap());
         let runtime = tokio::runtime::Runtime::new().unwrap();
-        runtime.spawn(localhost::serve(relays.subscribe()));
+        runtime.spawn(localhost::serve(outputs.relays.subscribe()));
         let to: SocketAddr = "127.0.0.1:30080".parse().unwrap();
         let waited = |answers: bool| {
             let deadline = Instant::now() + Duration::from_secs(5);
@@ -172,20 +169,18 @@ fn node_ports_on_localhost_without_rules() {
             }
         };
 
-        let mut agent = Agent::new(config("primary")).unwrap();
+        let mut agent = Agent::new(config("primary"), outputs.clone()).unwrap();
         agent.observe_node(&node);
         fill(&mut agent, &pod.address.to_string());
         assert!(call("TCP", to).is_err(), "only on the primary address");
-        let mut agent = Agent::new(config("primary localhost")).unwrap();
+        let mut agent = Agent::new(config("primary localhost"), outputs).unwrap();
         fill(&mut agent, &pod.address.to_string());
         agent.observe_node(&node);
         waited(true);
         assert_eq!(call("TCP", to).unwrap().0, pod.name);
         assert_eq!(call("TCP", "192.168.7.1:30080".parse().unwrap()).unwrap().0, pod.name);
         assert_eq!(route_localnet(), "0", "and nobody else's packets are believed");
-        let service = json!({"metadata": {"namespace": "default", "name": "web"}});
-        let service = Arc::new(serde_json::from_value(service).unwrap());
-        agent.observe_service(&Change::Gone(service));
+        agent.observe_service(&Change::Gone(ObjectKey::new("default", "web"), 0));
         agent.commit().unwrap();
         waited(false);
         cleanup().unwrap();

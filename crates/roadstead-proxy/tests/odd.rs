@@ -1,29 +1,28 @@
 //! Objects that no API server would accept but a watch may deliver, and kernels that say no: what
 //! was served before is still served.
 
-mod lab;
-
 use std::io::Write;
 use std::net::SocketAddr;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::Arc;
 use std::time::Instant;
 
-use roadstead_proxy::agent::{Agent, Config};
-use roadstead_proxy::plane::Mode;
+use k8s_openapi::api::core::v1::Service;
+use roadstead_proxy::agent::Agent;
+use roadstead_proxy::agent::config::{Config, Outputs};
+use roadstead_proxy::data_plane::ProxyMode;
+use roadstead_testkit::lab::{NODE, PORT, call, start_pod};
 use roadstead_testkit::netns::{inside, laboratory, make_node, run, try_run};
-use roadstead_watch::informer::Change;
+use roadstead_watch::informer::{Change, key_of};
 use serde_json::{Value, json};
 
-use self::lab::{NODE, PORT, call, start_pod};
-
-fn agent(mode: Mode) -> Agent {
-    Agent::new(Config { node_name: NODE.into(), mode, ..Config::default() }).unwrap()
+fn agent(mode: ProxyMode) -> Agent {
+    Agent::new(Config { node_name: NODE.into(), mode, ..Config::default() }, Outputs::default())
+        .unwrap()
 }
 
 fn service(agent: &mut Agent, metadata: Value, spec: Value) {
     let object = json!({"metadata": metadata, "spec": spec});
-    agent.observe_service(&Change::Set(Arc::new(serde_json::from_value(object).unwrap())));
+    agent.observe_service(&Change::Set(serde_json::from_value(object).unwrap()));
 }
 
 fn slice(agent: &mut Agent, of: &str, fields: Value) {
@@ -36,7 +35,7 @@ fn slice(agent: &mut Agent, of: &str, fields: Value) {
     for (key, value) in fields.as_object().unwrap() {
         object[key] = value.clone();
     }
-    agent.observe_slice(&Change::Set(Arc::new(serde_json::from_value(object).unwrap())));
+    agent.observe_slice(&Change::Set(serde_json::from_value(object).unwrap()));
 }
 
 /// A Service like any other, which must go on working whatever else there is.
@@ -201,7 +200,7 @@ fn cases() -> Vec<(&'static str, Value, Value, Value)> {
     ]
 }
 
-fn odd_objects(mode: Mode, most: usize) {
+fn odd_objects(mode: ProxyMode, most: usize) {
     make_node();
     let pod = start_pod(2).address.to_string();
     let mut agent = agent(mode);
@@ -221,8 +220,9 @@ fn odd_objects(mode: Mode, most: usize) {
         assert!(begin.elapsed().as_secs() < 20, "{mode}, {name} took {:?}", begin.elapsed());
         assert!(is_served("10.96.0.1") || name == "somebody else's address", "{mode}, {name}");
         // And back again.
-        let object = json!({"metadata": metadata, "spec": {}});
-        agent.observe_service(&Change::Gone(Arc::new(serde_json::from_value(object).unwrap())));
+        let object: Service =
+            serde_json::from_value(json!({"metadata": metadata, "spec": {}})).unwrap();
+        agent.observe_service(&Change::Gone(key_of(&object), 0));
         slice(&mut agent, &owner, json!({}));
         agent.commit().unwrap_or_else(|error| panic!("{mode}, after {name}: {error:?}"));
         assert!(is_served("10.96.0.1"), "{mode}, after {name}");
@@ -232,20 +232,20 @@ fn odd_objects(mode: Mode, most: usize) {
 #[test]
 fn odd_objects_harm_nobody_in_nftables() {
     laboratory(|| {
-        odd_objects(Mode::Nftables, 10_000);
+        odd_objects(ProxyMode::Nftables, 10_000);
         run("nft list ruleset > /dev/null && nft -j list ruleset > /dev/null");
     });
 }
 
 #[test]
 fn odd_objects_harm_nobody_in_iptables() {
-    laboratory(|| odd_objects(Mode::Iptables, 100));
+    laboratory(|| odd_objects(ProxyMode::Iptables, 100));
 }
 
 #[test]
 #[ignore = "needs a kernel with IPVS, see scripts/lab"]
 fn odd_objects_harm_nobody_in_ipvs() {
-    laboratory(|| odd_objects(Mode::Ipvs, 100));
+    laboratory(|| odd_objects(ProxyMode::Ipvs, 100));
 }
 
 /// Another program that owns our table, until its input ends: the kernel refuses us then.
@@ -268,9 +268,10 @@ fn a_refused_family_does_not_hold_the_other_back() {
         let pod = start_pod(2).address.to_string();
         let (mut owner, input) = own_table("ip6");
         let config = Config { node_name: NODE.into(), ..Config::default() };
-        let (programmed, health) = (config.programmed.subscribe(), config.health.clone());
-        let checks = config.health_checks.subscribe();
-        let mut agent = Agent::new(config).unwrap();
+        let outputs = Outputs::default();
+        let (programmed, health) = (outputs.programmed.subscribe(), outputs.health.clone());
+        let checks = outputs.health_checks.subscribe();
+        let mut agent = Agent::new(config, outputs).unwrap();
         good(&mut agent, &pod);
         agent.commit_due();
         assert!(is_served("10.96.0.1"));
@@ -298,7 +299,7 @@ fn a_refused_batch_is_tried_again() {
         make_node();
         let pod = start_pod(2).address.to_string();
         let (mut owner, input) = own_table("ip");
-        let mut agent = agent(Mode::Nftables);
+        let mut agent = agent(ProxyMode::Nftables);
         good(&mut agent, &pod);
         let error = agent.commit().unwrap_err();
         assert!(error.remedy().unwrap().contains("owns the table kube-proxy"), "{error:?}");
@@ -316,7 +317,7 @@ fn after_a_refused_batch_the_last_good_state_serves() {
     laboratory(|| {
         make_node();
         let pod = start_pod(2).address.to_string();
-        let mut agent = agent(Mode::Nftables);
+        let mut agent = agent(ProxyMode::Nftables);
         good(&mut agent, &pod);
         agent.commit().unwrap();
         // Somebody puts an element where ours has to go: the kernel calls that busy.
@@ -350,7 +351,7 @@ fn sticky_clients_outlive_a_refusal_and_a_restart() {
             slice(agent, "good", json!({"endpoints": endpoints}));
         };
         let remembered = || run("nft list table ip kube-proxy").contains("expires");
-        let mut first = agent(Mode::Nftables);
+        let mut first = agent(ProxyMode::Nftables);
         sticky(&mut first, &[&pod]);
         first.commit().unwrap();
         assert!(is_served("10.96.0.1") && remembered());
@@ -367,7 +368,7 @@ fn sticky_clients_outlive_a_refusal_and_a_restart() {
         first.commit().unwrap();
         std::thread::sleep(std::time::Duration::from_millis(1_100));
         assert!(first.is_intact());
-        let mut successor = agent(Mode::Nftables);
+        let mut successor = agent(ProxyMode::Nftables);
         sticky(&mut successor, &[&pod]);
         successor.commit().unwrap();
         assert!(is_served("10.96.0.1") && remembered(), "after a restart");
@@ -378,7 +379,7 @@ fn sticky_clients_outlive_a_refusal_and_a_restart() {
 #[test]
 fn without_permission_the_message_says_what_is_missing() {
     if std::env::var_os("ROADSTEAD_POWERLESS").is_some() {
-        let mut agent = agent(Mode::Nftables);
+        let mut agent = agent(ProxyMode::Nftables);
         good(&mut agent, "10.244.0.2");
         let error = agent.commit().unwrap_err();
         assert!(error.remedy().unwrap().contains("CAP_NET_ADMIN"), "{error:?}");

@@ -1,40 +1,38 @@
 //! Kernels that lack something, and one that has SCTP. All of these tests need a kernel of
 //! their own, in which `scripts/lab` runs them.
 
-mod lab;
-
 use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::{fs, thread};
 
+use roadstead_forwarding::node_network::{DetectLocal, NodeNetwork};
 use roadstead_forwarding::service::IpFamily;
-use roadstead_forwarding::surroundings::{DetectLocal, Surroundings};
-use roadstead_proxy::agent::{Agent, Config, cleanup};
+use roadstead_proxy::agent::config::{Config, Outputs};
+use roadstead_proxy::agent::{Agent, cleanup};
+use roadstead_proxy::data_plane::ProxyMode;
 use roadstead_proxy::health::Health;
-use roadstead_proxy::plane::Mode;
+use roadstead_testkit::lab::{NODE, PORT, TIMEOUT, call, start_pod};
 use roadstead_testkit::netns::{inside, laboratory, make_node, run};
 use roadstead_watch::informer::Change;
 use serde_json::{Value, json};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use self::lab::{NODE, PORT, TIMEOUT, call, start_pod};
-
 const CLUSTER_IP: &str = "10.96.0.1:80";
 const NODE_PORT: &str = "192.168.7.1:30080";
 
-fn agent(mode: Mode, families: Vec<IpFamily>, health: Arc<Health>) -> Agent {
+fn agent(mode: ProxyMode, families: Vec<IpFamily>, health: Arc<Health>) -> Agent {
     let networks = vec!["10.244.0.0/16".parse().unwrap()];
     let node_addresses = ["192.168.7.1", "10.244.0.1", "127.0.0.1"].map(|a| a.parse().unwrap());
-    let surroundings = Surroundings {
+    let node_network = NodeNetwork {
         detect_local: DetectLocal::Networks(networks),
         node_addresses: node_addresses.into(),
-        ..Surroundings::default()
+        ..NodeNetwork::default()
     };
     let node_name = NODE.into();
-    let config = Config { node_name, mode, surroundings, families, health, ..Config::default() };
-    Agent::new(config).unwrap()
+    let config = Config { node_name, mode, node_network, families, ..Config::default() };
+    Agent::new(config, Outputs { health, ..Outputs::default() }).unwrap()
 }
 
 /// A Service of one port, with these endpoints.
@@ -46,7 +44,7 @@ fn observe(agent: &mut Agent, protocol: &str, pods: &[String]) {
         "metadata": {"namespace": "default", "name": "web"},
         "spec": {"type": "NodePort", "clusterIPs": ["10.96.0.1"], "ports": [service_port]},
     });
-    agent.observe_service(&Change::Set(Arc::new(serde_json::from_value(service).unwrap())));
+    agent.observe_service(&Change::Set(serde_json::from_value(service).unwrap()));
     let endpoint = |pod: &String| json!({"addresses": [pod], "nodeName": NODE});
     let slice = json!({
         "metadata": {"namespace": "default", "name": "web-1",
@@ -55,7 +53,7 @@ fn observe(agent: &mut Agent, protocol: &str, pods: &[String]) {
         "ports": [port(PORT)],
         "endpoints": pods.iter().map(endpoint).collect::<Vec<_>>(),
     });
-    agent.observe_slice(&Change::Set(Arc::new(serde_json::from_value(slice).unwrap())));
+    agent.observe_slice(&Change::Set(serde_json::from_value(slice).unwrap()));
 }
 
 /// Loads modules of this kernel, which looks for none itself.
@@ -72,7 +70,7 @@ fn a_kernel_without_nftables() {
         let pod = start_pod(2).address.to_string();
         let health = Arc::<Health>::default();
         let both = vec![IpFamily::V4, IpFamily::V6];
-        let mut by_nftables = agent(Mode::Nftables, both, health.clone());
+        let mut by_nftables = agent(ProxyMode::Nftables, both, health.clone());
         observe(&mut by_nftables, "TCP", std::slice::from_ref(&pod));
         let mut said = || {
             let text = by_nftables.commit().unwrap_err().full_text();
@@ -93,7 +91,7 @@ fn a_kernel_without_nftables() {
 
         // The mode that the message recommends works, though nftables can be listed now.
         run("nft list tables");
-        let mut by_iptables = agent(Mode::Iptables, vec![IpFamily::V4], Arc::default());
+        let mut by_iptables = agent(ProxyMode::Iptables, vec![IpFamily::V4], Arc::default());
         observe(&mut by_iptables, "TCP", std::slice::from_ref(&pod));
         // The kernel has counters, but not for iptables: the second attempt does without.
         run("rmmod xt_nfacct");
@@ -167,18 +165,18 @@ fn sctp_is_carried() {
             serve_sctp(&pod.name);
             pod.address.to_string()
         });
-        for mode in [Mode::Iptables, Mode::Ipvs] {
+        for mode in [ProxyMode::Iptables, ProxyMode::Ipvs] {
             carries_sctp(mode, &pods);
         }
     });
 }
 
-fn carries_sctp(mode: Mode, pods: &[String; 2]) {
+fn carries_sctp(mode: ProxyMode, pods: &[String; 2]) {
     let mut agent = agent(mode, vec![IpFamily::V4], Arc::default());
     observe(&mut agent, "SCTP", pods);
     agent.commit().unwrap();
     // IPVS takes turns; otherwise one of two stays unseen once in a thousand times.
-    let calls = if mode == Mode::Ipvs { 4 } else { 11 };
+    let calls = if mode == ProxyMode::Ipvs { 4 } else { 11 };
     let set = |pods: [&str; 2]| BTreeSet::from(pods.map(str::to_owned));
     let masqueraded = set(["pod-2 10.244.0.1", "pod-3 10.244.0.1"]);
     assert_eq!(callees("outside", CLUSTER_IP, calls), masqueraded, "{mode}");

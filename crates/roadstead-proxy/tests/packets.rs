@@ -3,26 +3,23 @@
 //! The laboratory is a node with pods that answer every connection with their own name and the
 //! address they see. Objects are fed to the agent directly; no API server is needed.
 
-mod lab;
-
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use roadstead_forwarding::surroundings::{DetectLocal, Surroundings};
-use roadstead_proxy::agent::{self, Agent, Config, cleanup};
+use roadstead_forwarding::node_network::{DetectLocal, NodeNetwork};
+use roadstead_proxy::agent::config::{Config, Follow, Outputs};
+use roadstead_proxy::agent::{self, Agent, cleanup};
 use roadstead_testkit::cluster::FakeCluster;
+use roadstead_testkit::lab::{NODE, PORT, call, start_pod};
 use roadstead_testkit::netns::{inside, laboratory, make_node, run};
 use roadstead_watch::informer::Change;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
-
-use self::lab::{NODE, PORT, call, start_pod};
 
 /// How often each pod answered, when called from a namespace or from the node itself.
 fn counts(
@@ -47,14 +44,18 @@ fn counts(
 
 fn agent() -> Agent {
     let networks = vec!["10.244.0.0/16".parse().unwrap(), "fd00:244::/48".parse().unwrap()];
-    let surroundings =
-        Surroundings { detect_local: DetectLocal::Networks(networks), ..Surroundings::default() };
-    Agent::new(Config { node_name: NODE.into(), surroundings, ..Config::default() }).unwrap()
+    let node_network =
+        NodeNetwork { detect_local: DetectLocal::Networks(networks), ..NodeNetwork::default() };
+    Agent::new(
+        Config { node_name: NODE.into(), node_network, ..Config::default() },
+        Outputs::default(),
+    )
+    .unwrap()
 }
 
 /// A Service with one TCP and one UDP port, both 80 to 8080.
 fn service(name: &str, address: &str) -> Change<Service> {
-    Change::Set(Arc::new(serde_json::from_value(service_object(name, address)).unwrap()))
+    Change::Set(serde_json::from_value(service_object(name, address)).unwrap())
 }
 
 fn service_object(name: &str, address: &str) -> Value {
@@ -67,7 +68,7 @@ fn service_object(name: &str, address: &str) -> Value {
 }
 
 fn slice<A: Into<IpAddr> + Copy>(service: &str, addresses: &[A]) -> Change<EndpointSlice> {
-    Change::Set(Arc::new(serde_json::from_value(slice_object(service, addresses)).unwrap()))
+    Change::Set(serde_json::from_value(slice_object(service, addresses)).unwrap())
 }
 
 fn slice_object<A: Into<IpAddr> + Copy>(service: &str, addresses: &[A]) -> Value {
@@ -315,9 +316,10 @@ fn the_agent_follows_the_cluster() {
         cluster.put(SLICES, slice_object("web", &[pods[0].address]));
         Runtime::new().unwrap().block_on(async {
             let config = Config { node_name: NODE.into(), ..Config::default() };
-            let mut programmed = config.programmed.subscribe();
+            let outputs = Outputs::default();
+            let mut programmed = outputs.programmed.subscribe();
             let stop = CancellationToken::new();
-            let task = tokio::spawn(agent::run(cluster.client(), config, stop.clone()));
+            let task = tokio::spawn(agent::run(cluster.client(), config, outputs, stop.clone()));
             let first = *programmed.wait_for(|state| state.revision >= 2).await.unwrap();
             assert_eq!((first.service_ports, first.targets, first.commits), (2, 2, 1));
             assert_eq!(call("TCP", web).unwrap().0, "pod-2");
@@ -363,10 +365,12 @@ fn unused_addresses_of_services() {
         cluster.put("/api/v1/services", service_object("web", "10.96.0.20"));
         cluster.put(NETWORKS, network("10.96.0.0/16"));
         Runtime::new().unwrap().block_on(async {
-            let config = Config { follow_service_networks: true, ..Config::default() };
-            let mut programmed = config.programmed.subscribe();
+            let follow = Follow { service_networks: true, ..Follow::default() };
+            let config = Config { follow, ..Config::default() };
+            let outputs = Outputs::default();
+            let mut programmed = outputs.programmed.subscribe();
             let stop = CancellationToken::new();
-            let task = tokio::spawn(agent::run(cluster.client(), config, stop.clone()));
+            let task = tokio::spawn(agent::run(cluster.client(), config, outputs, stop.clone()));
             programmed.wait_for(|state| state.commits == 1).await.unwrap();
             assert!(run("nft list ruleset").contains("ip daddr 10.96.0.0/16 drop"));
             cluster.put(NETWORKS, network("10.96.0.0/12"));

@@ -1,104 +1,56 @@
-//! The state behind all requests.
+//! The state behind all requests, in parts: a function takes the part that it needs.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::ops::RangeInclusive;
 use std::sync::{Arc, OnceLock};
 
-use ipnet::IpNet;
-use roadstead_api::ip::Family;
-use roadstead_api::kinds::service::families::Cluster;
-use roadstead_api::schema::Schema;
-use roadstead_plan::alloc;
-use roadstead_store::store::Store;
+use roadstead_store::kv::Store;
+use serde_json::{Map, Value};
 
-use crate::allocate::ranges::Ranges;
-use crate::audit::Audit;
-use crate::identity::IdentityError;
-use crate::limits::Limits;
-use crate::metrics::Metrics;
-use crate::plugins::{Plugin, Plugins};
-use crate::rbac::Rbac;
-use crate::receive::Bodies;
-use crate::registry::{Catalog, Registry};
-use crate::settle::Settled;
-use crate::tokens::Tokens;
-use crate::turns::Turns;
-use crate::unreadable::Unreadable;
+use crate::config::{Config, Neighbours, Services};
+use crate::documents::metrics::Metrics;
+use crate::identity::Identity;
+use crate::identity::authority::IdentityError;
+use crate::identity::tokens::Tokens;
+use crate::kinds::resource_quota;
+use crate::kinds::service::network::ServiceNetwork;
+use crate::node_agents::{AgentStream, LocalAgent, RemoteAgents};
+use crate::objects::admission_plugins::{Plugin, Plugins};
+use crate::objects::await_dns::DnsProgress;
+use crate::registry::Registry;
+use crate::storage::Storage;
+use crate::transport::Traffic;
 
-/// What an operator can choose.
-pub struct Config {
-    /// Where the addresses of Services come from.
-    pub service_range: IpNet,
-    /// The address that the `kubernetes` Service leads to, with its port; `None` leaves the
-    /// Service without endpoints.
-    pub advertise: Option<(IpAddr, u16)>,
-    /// Where to write who did what.
-    pub audit: Option<Audit>,
-}
-
-/// What an operator can choose about Services.
-#[derive(Clone, Debug)]
-pub struct Services {
-    /// Where addresses of the other family come from, in a cluster that has both.
-    pub second_range: Option<IpNet>,
-    /// Where node ports come from.
-    pub node_ports: RangeInclusive<u16>,
-    /// Whether everybody who uses Endpoints hears that EndpointSlices have replaced them.
-    pub warn_about_endpoints: bool,
-    /// Whether new external addresses are refused, whatever they are.
-    pub deny_external_ips: bool,
-    /// Where the addresses of pods come from, besides what Nodes say.
-    pub pod_ranges: Vec<IpNet>,
-}
-
-impl Default for Services {
-    fn default() -> Self {
-        Self {
-            second_range: None,
-            node_ports: alloc::NODE_PORTS,
-            warn_about_endpoints: true,
-            deny_external_ips: false,
-            pod_ranges: Vec::new(),
-        }
-    }
-}
-
-/// What is around the API server, as far as whoever starts it knows.
-#[derive(Clone, Debug, Default)]
-pub struct Neighbours {
-    /// The controllers and other components that run, all of them; `None` if there may be others.
-    pub components: Option<Vec<&'static str>>,
-}
-
-impl Neighbours {
-    /// Whether it is certain that this component does not run.
-    pub(crate) fn lacks(&self, component: &str) -> bool {
-        self.components.as_ref().is_some_and(|all| !all.contains(&component))
-    }
-}
-
-/// Everything that the handlers of requests share.
+/// An API server.
 pub struct Api {
-    pub(crate) store: Arc<Store>,
-    catalog: Catalog,
-    pub(crate) schema: &'static Schema,
-    pub(crate) config: Config,
-    pub(crate) rbac: Rbac,
-    pub(crate) tokens: Tokens,
-    pub(crate) limits: Limits,
-    pub(crate) bodies: Bodies,
-    pub(crate) turns: Turns,
+    /// The objects, and the kinds that they are of.
+    pub(crate) storage: Storage,
+    /// Who may do what, and who did.
+    pub(crate) identity: Identity,
+    /// Who has to wait.
+    pub(crate) traffic: Traffic,
+    /// Where Services have their addresses and ports.
+    pub(crate) network: ServiceNetwork,
     pub(crate) metrics: Metrics,
-    pub(crate) audit: Option<Audit>,
-    pub(crate) services: Services,
-    pub(crate) ranges: Ranges,
-    pub(crate) unreadable: Unreadable,
-    neighbours: OnceLock<Neighbours>,
-    /// Who must have taken in a write before it is acknowledged.
-    pub(crate) settled: OnceLock<Settled>,
-    plugins: OnceLock<Plugins>,
+    /// Who may write next where there are quotas.
+    pub(crate) quota_turns: resource_quota::Turns,
+    /// The address that the `kubernetes` Service leads to, with its port.
+    pub(crate) advertise: Option<(IpAddr, u16)>,
+    setup: Setup,
 }
+
+/// What whoever starts the server may tell it afterwards, once.
+#[derive(Default)]
+struct Setup {
+    neighbours: OnceLock<Neighbours>,
+    plugins: OnceLock<Plugins>,
+    dns: OnceLock<DnsProgress>,
+    agent: OnceLock<LocalAgent>,
+    agents: OnceLock<RemoteAgents>,
+    parts: OnceLock<Parts>,
+}
+
+/// What the other parts of the process know and do, by their names.
+type Parts = Box<dyn Fn() -> Value + Send + Sync>;
 
 impl Api {
     /// An API server over a store.
@@ -109,111 +61,101 @@ impl Api {
     /// An API server over a store, with choices about Services.
     pub fn with_services(
         store: Arc<Store>,
-        mut config: Config,
+        config: Config,
         services: Services,
         tokens: Tokens,
     ) -> Arc<Self> {
+        let Config { service_range, advertise, audit } = config;
         Arc::new(Self {
-            rbac: Rbac::new(store.clone()),
-            ranges: Ranges::new(store.clone()),
-            unreadable: Unreadable::find(&store),
-            services,
-            store: store.clone(),
-            catalog: Catalog::new(store.clone()),
-            schema: Schema::kubernetes(),
-            limits: Limits::default(),
-            bodies: Bodies::default(),
-            turns: Turns::default(),
+            identity: Identity::new(store.clone(), tokens, audit),
+            network: ServiceNetwork::new(store.clone(), service_range, services),
+            traffic: Traffic::new(store.clone()),
+            storage: Storage::new(store),
             metrics: Metrics::default(),
-            audit: config.audit.take(),
-            config,
-            tokens,
-            neighbours: OnceLock::new(),
-            settled: OnceLock::new(),
-            plugins: OnceLock::new(),
+            quota_turns: resource_quota::Turns::default(),
+            advertise,
+            setup: Setup::default(),
         })
+    }
+
+    /// From now on `/debug/state` shows what other parts of the process say, too: an object, by their names.
+    /// Only the first time counts.
+    pub fn show_parts(&self, parts: impl Fn() -> Value + Send + Sync + 'static) {
+        let _ = self.setup.parts.set(Box::new(parts));
+    }
+
+    /// What other parts of the process say.
+    pub(crate) fn parts(&self) -> Value {
+        self.setup.parts.get().map_or_else(|| Value::Object(Map::new()), |parts| parts())
     }
 
     /// Leaves out what the operator does not want to be done to new objects. Only the first choice
     /// counts.
     pub fn set_plugins(&self, plugins: Plugins) {
-        let _ = self.plugins.set(plugins);
+        let _ = self.setup.plugins.set(plugins);
     }
 
     /// Whether an admission plugin does its work.
     pub(crate) fn has(&self, plugin: Plugin) -> bool {
-        self.plugins.get().is_none_or(|plugins| plugins.has(plugin))
+        self.setup.plugins.get().is_none_or(|plugins| plugins.has(plugin))
     }
 
-    /// From now on writes wait until this component has taken them in. Only the first one counts.
-    pub fn settle(&self, settled: Settled) {
-        let _ = self.settled.set(settled);
+    /// From now on writes wait until DNS has taken them in. Only the first time counts.
+    pub fn await_dns(&self, progress: DnsProgress) {
+        let _ = self.setup.dns.set(progress);
     }
-}
 
-impl Api {
+    /// What must have taken in a write before it is acknowledged.
+    pub(crate) fn dns(&self) -> Option<&DnsProgress> {
+        self.setup.dns.get()
+    }
+
+    /// From now on whoever wants to look into a pod of a node in this process is passed on to its agent.
+    /// Only the first time counts.
+    pub fn set_local_agent(&self, agent: LocalAgent) {
+        let _ = self.setup.agent.set(agent);
+        self.storage.serve_measured();
+    }
+
+    /// From now on metrics.k8s.io is served, from what the agents of nodes measure.
+    pub fn serve_metrics(&self) {
+        self.storage.serve_measured();
+    }
+
+    /// From now on the agents of other nodes are reached by their ports. Only the first time counts.
+    pub fn set_remote_agents(&self, agents: RemoteAgents) {
+        let _ = self.setup.agents.set(agents);
+    }
+
+    /// A new connection to the agent of a node.
+    pub(crate) async fn agent(&self, node: &str) -> Result<Box<dyn AgentStream>, String> {
+        if let Some(agent) = self.setup.agent.get().filter(|agent| agent.serves(node)) {
+            let stream = agent.connect().await.map_err(|error| error.to_string())?;
+            return Ok(Box::new(stream));
+        }
+        let registry = self.registry();
+        let object = self.storage.object(registry.core("nodes"), "", node);
+        let object = object.ok_or("there is no such node")?;
+        let agents = self.setup.agents.get().ok_or("it is not in this process")?;
+        agents.connect(&object).await.map_err(|error| error.to_string())
+    }
+
     /// Takes in what has been changed about the keys of tokens; whether anything was.
     pub fn reload_keys(&self) -> Result<bool, IdentityError> {
-        self.tokens.reload()
+        self.identity.tokens.reload()
     }
 
     /// Tells the server what is around it. Only the first time counts.
     pub fn set_neighbours(&self, neighbours: Neighbours) {
-        let _ = self.neighbours.set(neighbours);
+        let _ = self.setup.neighbours.set(neighbours);
     }
 
     pub(crate) fn neighbours(&self) -> &Neighbours {
-        self.neighbours.get_or_init(Neighbours::default)
-    }
-
-    /// The families in which Services can have addresses.
-    pub(crate) fn families(&self) -> Cluster {
-        let primary = Family::of(self.config.service_range.addr());
-        Cluster { primary, dual: self.services.second_range.is_some() }
+        self.setup.neighbours.get_or_init(Neighbours::default)
     }
 
     /// The kinds served now.
     pub(crate) fn registry(&self) -> Arc<Registry> {
-        self.catalog.now()
-    }
-}
-
-/// Who is asking.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct User {
-    /// `system:anonymous` if nobody knows.
-    pub name: String,
-    /// Groups decide what the user may do.
-    pub groups: Vec<String>,
-    /// Tells apart users who had the same name at different times.
-    pub uid: String,
-    /// What else is known about the user.
-    pub extra: BTreeMap<String, Vec<String>>,
-}
-
-impl User {
-    /// Somebody of whom no more is known than name and groups.
-    pub fn new(name: impl Into<String>, groups: Vec<String>) -> Self {
-        Self { name: name.into(), groups, ..Self::default() }
-    }
-
-    /// A component in our own process.
-    pub fn component() -> Self {
-        Self::new("system:roadstead", vec!["system:masters".into()])
-    }
-
-    /// Somebody without a certificate.
-    pub fn anonymous() -> Self {
-        Self::new("system:anonymous", vec!["system:unauthenticated".into()])
-    }
-
-    /// Whether nobody knows who it is.
-    pub fn is_anonymous(&self) -> bool {
-        self.name.is_empty() || self.name == "system:anonymous"
-    }
-
-    /// Whether everything is allowed.
-    pub fn is_master(&self) -> bool {
-        self.groups.iter().any(|group| group == "system:masters")
+        self.storage.registry()
     }
 }

@@ -4,42 +4,108 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use futures::future::try_join_all;
-use roadstead_api::look::Look;
 use roadstead_plan::alloc;
+use roadstead_schema::json::Pointer;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use crate::allocate::{ranges, repair};
 use crate::api::Api;
-use crate::cleanup;
 use crate::error::ApiError;
-use crate::rbac::{self, bootstrap::Bootstrap};
-use crate::write::{self, Context, Owner, Part};
+use crate::identity::rbac::{self, bootstrap::Bootstrap};
+use crate::kinds::namespace::PERMANENT;
+use crate::kinds::service::allocate::repair;
+use crate::kinds::{custom_resource_definition, flow_control, service_cidr};
+use crate::objects::write::{self, Context, Writable};
+use crate::registry::Resource;
+use crate::servers;
 
 /// How often to look whether somebody has deleted what must be there.
 const KEEP: Duration = Duration::from_secs(10);
 const AUTO_UPDATE: &str = "rbac.authorization.kubernetes.io/autoupdate";
-const NAMESPACES: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
+/// By which the server owns what it writes itself.
+const MANAGER: &str = "roadstead";
+/// What strangers may read.
+const CLUSTER_INFO: &str = "cluster-info";
 
 /// Makes the first namespaces and the `kubernetes` Service, and points the Service at this
 /// server. What exists already is left as it is.
 pub async fn run(api: &Api) -> Result<(), ApiError> {
-    cleanup::resume(api).await?;
-    let namespaces = NAMESPACES
-        .map(|name| ensure(api, "", "v1", "namespaces", "", json!({"metadata": {"name": name}})));
+    custom_resource_definition::resume(api).await?;
+    let namespaces = PERMANENT.map(|name| {
+        let object = json!({"metadata": {"name": name}});
+        SystemObject { group: "", plural: "namespaces", namespace: "", object }.create(api)
+    });
     try_join_all(namespaces).await?;
     // Written together, they share a few syncs of the disk.
     let policy = rbac::bootstrap::objects();
     try_join_all(policy.into_iter().map(|Bootstrap { plural, namespace, object }| async move {
-        ensure(api, "rbac.authorization.k8s.io", "v1", plural, &namespace, object).await
+        SystemObject { group: rbac::GROUP, plural, namespace: &namespace, object }.ensure(api).await
     }))
     .await?;
     for class in classes() {
-        ensure(api, "scheduling.k8s.io", "v1", "priorityclasses", "", class).await?;
+        let (group, plural) = ("scheduling.k8s.io", "priorityclasses");
+        SystemObject { group, plural, namespace: "", object: class }.ensure(api).await?;
     }
+    flow_control::ensure(api).await?;
     own_service(api, Say::Differences).await
+}
+
+/// Tells machines that want to join what they must know: where the server is, and whom to trust. What an
+/// operator has written there stays, as long as it names the authority that there is.
+pub async fn publish(api: &Api, authority: &str, url: &str) -> Result<(), ApiError> {
+    let authority = STANDARD.encode(authority);
+    let namespace = "kube-public";
+    let text = format!(
+        "apiVersion: v1\nkind: Config\nclusters:\n- name: \"\"\n  cluster:\n    server: {url}\n    \
+         certificate-authority-data: {authority}\n"
+    );
+    let registry = api.registry();
+    let maps = registry.core("configmaps");
+    let present = api.storage.object(maps, namespace, CLUSTER_INFO);
+    if present.is_some_and(|map| map.text("/data/kubeconfig").contains(&authority)) {
+        return Ok(());
+    }
+    let object = json!({"metadata": {"name": CLUSTER_INFO}, "data": {"kubeconfig": text}});
+    SystemObject { group: "", plural: "configmaps", namespace, object }.ensure(api).await
+}
+
+/// Makes sure that all servers of a cluster believe the same authority, which the first of them has written
+/// down where kube-apiserver does: else each would refuse what the others have signed.
+pub async fn agree(api: &Api, authority: &str) -> Result<(), ApiError> {
+    if !api.storage.store.is_shared() {
+        return Ok(());
+    }
+    let (name, namespace, field) =
+        ("extension-apiserver-authentication", "kube-system", "client-ca-file");
+    let object = json!({"metadata": {"name": name}, "data": {field: authority}});
+    SystemObject { group: "", plural: "configmaps", namespace, object }.create(api).await?;
+    let registry = api.registry();
+    let found = api.storage.object(registry.core("configmaps"), namespace, name);
+    let found = found.unwrap_or_default();
+    match found["data"][field].as_str() {
+        Some(other) if other.trim() != authority.trim() => Err(ApiError::unprocessable(format!(
+            "its servers have another authority (ConfigMap {namespace}/{name}): copy the directory pki \
+             of the first server's data directory into this one's, and start again"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Makes kinds of others known, from their CustomResourceDefinitions. Those that are known already stay as
+/// they are: somebody else may act on them.
+pub async fn define(api: &Api, definitions: Vec<Value>) -> Result<(), ApiError> {
+    let (group, plural) = ("apiextensions.k8s.io", "customresourcedefinitions");
+    try_join_all(
+        definitions
+            .into_iter()
+            .map(|object| SystemObject { group, plural, namespace: "", object }.create(api)),
+    )
+    .await
+    .map(drop)
 }
 
 /// The priorities of what a cluster cannot do without.
@@ -74,11 +140,19 @@ async fn bring_back(api: Arc<Api>, stop: CancellationToken) {
     }
     loop {
         tokio::select! {
-            () = stop.cancelled() => return,
+            () = stop.cancelled() => {
+                if let Some((own, _)) = api.advertise {
+                    servers::leave(&api.storage.store, own).await;
+                }
+                return;
+            }
             () = tokio::time::sleep(KEEP) => {}
         }
         if let Err(error) = own_service(&api, Say::Nothing).await {
             warn!(error = %error.message, "cannot bring the Service kubernetes up to date");
+        }
+        if let Err(error) = flow_control::ensure(&api).await {
+            warn!(error = %error.message, "cannot keep FlowSchemas and priority levels");
         }
     }
 }
@@ -93,7 +167,7 @@ enum Say {
 /// The ranges, and the Service that leads to this server.
 async fn own_service(api: &Api, say: Say) -> Result<(), ApiError> {
     service_range(api, say).await?;
-    let first = alloc::nth(api.config.service_range, 1).to_string();
+    let first = alloc::nth(api.network.range, 1).to_string();
     let service = json!({
         "metadata": {
             "name": "kubernetes",
@@ -102,11 +176,13 @@ async fn own_service(api: &Api, say: Say) -> Result<(), ApiError> {
         "spec": {
             "clusterIP": first,
             "ports": [{"name": "https", "port": 443,
-                "targetPort": api.config.advertise.map_or(6443, |(_, port)| port)}],
+                "targetPort": api.advertise.map_or(6443, |(_, port)| port)}],
         },
     });
-    ensure(api, "", "v1", "services", "default", service).await?;
-    match api.config.advertise {
+    let namespace = "default";
+    let service = SystemObject { group: "", plural: "services", namespace, object: service };
+    service.ensure(api).await?;
+    match api.advertise {
         Some((address, port)) => advertise(api, address, port).await,
         None => Ok(()),
     }
@@ -118,12 +194,10 @@ async fn service_range(api: &Api, say: Say) -> Result<(), ApiError> {
     let registry = api.registry();
     let resource = registry.find("networking.k8s.io", "v1", "servicecidrs");
     let resource = resource.ok_or_else(ApiError::no_such_path)?;
-    let owner = Owner::Manager("roadstead", "");
-    let context = Context { api, resource, namespace: "", dry_run: false, owner };
-    let ranges = [Some(api.config.service_range), api.services.second_range];
-    let wanted: Vec<_> = ranges.into_iter().flatten().map(|range| range.to_string()).collect();
+    let context = Context::own(api, resource, "", MANAGER);
+    let wanted: Vec<_> = api.network.chosen().map(|range| range.to_string()).collect();
     let object = json!({"apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR",
-        "metadata": {"name": ranges::DEFAULT}, "spec": {"cidrs": wanted}});
+        "metadata": {"name": service_cidr::DEFAULT}, "spec": {"cidrs": wanted}});
     match write::create(&context, object).await {
         Err(error) if error.reason == "AlreadyExists" => {}
         result => return result.map(drop),
@@ -137,73 +211,100 @@ async fn service_range(api: &Api, say: Say) -> Result<(), ApiError> {
             warn!(present = %json!(present), wanted = %json!(wanted), "the ServiceCIDR kubernetes \
                 is not what was asked for; it stays as it is");
         }
-        Ok(new)
+        Ok(new.into())
     };
-    write::update(&context, ranges::DEFAULT, Part::Main, change).await?;
-    ranges::tidy(api, resource).await
+    write::update(&context, service_cidr::DEFAULT, Writable::Main, change).await?;
+    service_cidr::tidy(api).await
 }
 
-async fn advertise(api: &Api, address: IpAddr, port: u16) -> Result<(), ApiError> {
-    let family = if address.is_ipv4() { "IPv4" } else { "IPv6" };
+/// Makes the Service lead to this server, and to all others that are there.
+async fn advertise(api: &Api, own: IpAddr, port: u16) -> Result<(), ApiError> {
+    let servers = servers::announce(&api.storage.store, own).await?;
+    let same = servers.iter().filter(|address| address.is_ipv4() == own.is_ipv4());
+    let addresses: Vec<_> = same.map(ToString::to_string).collect();
+    let family = if own.is_ipv4() { "IPv4" } else { "IPv6" };
+    let endpoints = addresses
+        .iter()
+        .map(|address| json!({"addresses": [address], "conditions": {"ready": true}}));
     let slice = json!({
         "metadata": {
             "name": "kubernetes",
             "labels": {"kubernetes.io/service-name": "kubernetes"},
         },
         "addressType": family,
-        "endpoints": [{"addresses": [address.to_string()], "conditions": {"ready": true}}],
+        "endpoints": endpoints.collect::<Vec<_>>(),
         "ports": [{"name": "https", "port": port, "protocol": "TCP"}],
     });
-    ensure(api, "discovery.k8s.io", "v1", "endpointslices", "default", slice).await?;
+    let (group, plural, namespace) = ("discovery.k8s.io", "endpointslices", "default");
+    SystemObject { group, plural, namespace, object: slice }.ensure(api).await?;
+    let addresses = addresses.iter().map(|address| json!({"ip": address}));
     let endpoints = json!({
         "metadata": {
             "name": "kubernetes",
             "labels": {"endpointslice.kubernetes.io/skip-mirror": "true"},
         },
-        "subsets": [{"addresses": [{"ip": address.to_string()}],
+        "subsets": [{"addresses": addresses.collect::<Vec<_>>(),
             "ports": [{"name": "https", "port": port, "protocol": "TCP"}]}],
     });
-    ensure(api, "", "v1", "endpoints", "default", endpoints).await
+    SystemObject { group: "", plural: "endpoints", namespace, object: endpoints }.ensure(api).await
 }
 
-/// Creates the object, or brings everything but its status up to date.
-async fn ensure(
-    api: &Api,
-    group: &str,
-    version: &str,
-    plural: &str,
-    namespace: &str,
-    mut object: Value,
-) -> Result<(), ApiError> {
-    let registry = api.registry();
-    let resource = registry.find(group, version, plural).ok_or_else(ApiError::no_such_path)?;
+/// An object that every cluster has.
+struct SystemObject<'a> {
+    group: &'a str,
+    plural: &'a str,
+    /// Empty for cluster-scoped kinds.
+    namespace: &'a str,
+    object: Value,
+}
+
+impl SystemObject<'_> {
+    /// Creates the object; what exists already is left as it is.
+    async fn create(self, api: &Api) -> Result<(), ApiError> {
+        let (registry, object) = (api.registry(), self.object);
+        let resource = registry.find(self.group, "v1", self.plural);
+        let resource = resource.ok_or_else(ApiError::no_such_path)?;
+        let context = Context::own(api, resource, self.namespace, MANAGER);
+        match write::create(&context, typed(resource, object)).await {
+            Err(error) if error.reason == "AlreadyExists" => Ok(()),
+            result => result.map(drop),
+        }
+    }
+
+    /// Creates the object, or brings everything but its status up to date.
+    async fn ensure(self, api: &Api) -> Result<(), ApiError> {
+        let (registry, object) = (api.registry(), self.object);
+        let resource = registry.find(self.group, "v1", self.plural);
+        let resource = resource.ok_or_else(ApiError::no_such_path)?;
+        let context = Context::own(api, resource, self.namespace, MANAGER);
+        let object = typed(resource, object);
+        match write::create(&context, object.clone()).await {
+            Err(error) if error.reason == "AlreadyExists" => {}
+            result => return result.map(drop),
+        }
+        // What the operator has taken out of our hands stays as it is.
+        let change = |now: &Value| {
+            let mut new = object.clone();
+            if now["metadata"]["annotations"][AUTO_UPDATE] == "false" {
+                return Ok(now.clone().into());
+            }
+            if new.has("/aggregationRule") {
+                // They are the sum of others, see `rbac::aggregate`.
+                new["rules"] = now["rules"].clone();
+            }
+            Ok(new.into())
+        };
+        let name = object.text("/metadata/name");
+        if let Err(error) = write::update(&context, name, Writable::Main, change).await {
+            warn!(object = name, error = %error.message, "cannot bring a system object up to date");
+        }
+        Ok(())
+    }
+}
+
+/// The object with the kind that it has.
+fn typed(resource: &Resource, mut object: Value) -> Value {
     object["apiVersion"] = resource.info().api_version().into();
     object["kind"] = resource.info().kind.into();
-    let name = object["metadata"]["name"].as_str().unwrap_or("").to_owned();
-    let owner = Owner::Manager("roadstead", "");
-    let context = Context { api, resource, namespace, dry_run: false, owner };
-    match write::create(&context, object.clone()).await {
-        Err(error) if error.reason == "AlreadyExists" => {}
-        result => return result.map(drop),
-    }
-    if plural == "namespaces" {
-        return Ok(());
-    }
-    // What the operator has taken out of our hands stays as it is.
-    let change = |now: &Value| {
-        let mut new = object.clone();
-        if now["metadata"]["annotations"][AUTO_UPDATE] == "false" {
-            return Ok(now.clone());
-        }
-        if new.has("/aggregationRule") {
-            // They are the sum of others, see `rbac::aggregate`.
-            new["rules"] = now["rules"].clone();
-        }
-        Ok(new)
-    };
-    let updated = write::update(&context, &name, Part::Main, change).await;
-    if let Err(error) = updated {
-        warn!(object = %name, error = %error.message, "cannot bring a system object up to date");
-    }
-    Ok(())
+    object
 }

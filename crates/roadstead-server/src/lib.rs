@@ -1,67 +1,26 @@
 //! The Kubernetes API over HTTPS.
 //!
-//! A request is taken apart (`request`) and routed (`http`, `call`); reads come from the store
-//! (`read`, `watch`) in the form the client wants (`view`); writes are decoded (`body`), merged where they
-//! are patches (`patch`, `scale`), given defaults and validated by their kind (`roadstead-api`),
-//! completed with addresses and ports (`allocate`) and committed (`write`, `delete`, `cleanup`).
-//! What takes long is done in turns, beside everything else (`turns`). Components in the same
-//! process use the same router without a socket (`local`).
+//! A request comes in (`transport`), is taken apart and passed through the filters (`request`): who
+//! sends it, and what they may do (`identity`). Reads come from the store in the form the client
+//! wants (`reading`); writes are decoded, merged where they are patches, given defaults and validated
+//! by their kind (`roadstead-api`), completed by what the kind needs of other objects (`kinds`), and
+//! committed (`objects`). What is not about objects is in `documents`. What takes long is done in
+//! turns, beside everything else (`transport::rotation`). Components in the same process use the
+//! same way without a socket (`transport::local`).
 
-mod about;
-mod admit;
-pub mod allocate;
 pub mod api;
-pub mod audit;
-mod authorize;
-mod bind;
-mod body;
 pub mod bootstrap;
-mod call;
-mod certificates;
-mod cleanup;
-mod compress;
-mod crowd;
-mod custom;
-mod delete;
-mod discovery;
+pub mod config;
+mod documents;
 pub mod error;
-mod evict;
-mod external_addresses;
-mod filter;
-mod health;
-pub mod http;
+pub mod etcd_layout;
 pub mod identity;
-mod impersonate;
-pub mod known_tokens;
-mod limits;
-mod listing;
-pub mod local;
-mod metrics;
-mod object;
-mod openapi;
-mod patch;
-pub mod plugins;
-mod proxy;
-mod rbac;
-mod read;
-pub mod receive;
+pub mod kinds;
+pub mod node_agents;
+pub mod objects;
+mod reading;
 mod registry;
-mod request;
-mod reviews;
-mod scale;
-pub mod secret_file;
-pub mod serve;
-pub mod serving;
-pub mod settle;
-mod slices;
-mod tag;
-pub mod token_keys;
-pub mod tokens;
-mod turns;
-mod unenforced;
-mod unreadable;
-mod view;
-mod warning;
-mod watch;
-mod write;
-mod yaml;
+pub mod request;
+mod servers;
+mod storage;
+pub mod transport;

@@ -8,14 +8,15 @@ use http::Request;
 use http_body_util::Full;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use roadstead_server::api::{Api, Config};
+use roadstead_server::api::Api;
 use roadstead_server::bootstrap;
-use roadstead_server::identity::Authority;
-use roadstead_server::known_tokens::Known;
-use roadstead_server::receive::Patience;
-use roadstead_server::serve::{self, Door};
-use roadstead_server::tokens::Tokens;
-use roadstead_store::store::Store;
+use roadstead_server::config::Config;
+use roadstead_server::identity::authority::Authority;
+use roadstead_server::identity::token_file::TokenFile;
+use roadstead_server::identity::tokens::Tokens;
+use roadstead_server::transport::receive::Timeouts;
+use roadstead_server::transport::serve::{self, SecureServing};
+use roadstead_store::kv::Store;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
@@ -41,7 +42,7 @@ impl Server {
     async fn start() -> Self {
         let authority = Authority::ephemeral().unwrap();
         let pair = authority.server(vec!["127.0.0.1".into()]).unwrap();
-        let known = Known::parse("sesame,admin,1,\"system:masters\"\n").unwrap();
+        let known = TokenFile::parse("sesame,admin,1,\"system:masters\"\n").unwrap();
         let tokens = Tokens::ephemeral().unwrap().with_known(known);
         let range = "10.96.0.0/16".parse().unwrap();
         let config = Config { service_range: range, advertise: None, audit: None };
@@ -49,15 +50,15 @@ impl Server {
         bootstrap::run(&api).await.unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let patience = Patience {
+        let timeouts = Timeouts {
             silence: SILENCE,
             body: 2 * SILENCE,
             unread: 2 * SILENCE,
             stranger: 3 * SILENCE,
         };
-        let door = Door { listener, tls: authority.tls(&pair).unwrap(), patience };
+        let serving = SecureServing { listener, tls: authority.tls(&pair).unwrap(), timeouts };
         let stop = CancellationToken::new();
-        tokio::spawn(serve::run(api, door, stop.clone()));
+        tokio::spawn(serve::run(api, serving, stop.clone()));
         Self { address, authority, stop }
     }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use roadstead_store::entry::Key;
-use roadstead_store::store::{Options, Store};
+use roadstead_store::kv::{Options, Store};
 use roadstead_store::transaction::Transaction;
 use tokio::task::JoinSet;
 

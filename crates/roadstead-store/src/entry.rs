@@ -1,6 +1,5 @@
 //! What the store holds: entries, and the events that made them.
 
-use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
@@ -9,6 +8,12 @@ use bytes::Bytes;
 /// The position of a write in the one order of all writes. The first write has revision 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Revision(pub u64);
+
+impl Revision {
+    /// What claims to be newer is not ours: clients count in signed numbers, and there must be room to
+    /// go on after a leap.
+    pub(crate) const LARGEST: Self = Self(u64::MAX >> 2);
+}
 
 impl fmt::Display for Revision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -52,7 +57,7 @@ pub struct Entry {
     pub revision: Revision,
 }
 
-/// One write, as watchers see it.
+/// One write, as followers see it.
 pub struct Event {
     /// The revision of the write.
     pub revision: Revision,
@@ -64,25 +69,15 @@ pub struct Event {
     pub after: Option<Arc<Entry>>,
     /// When it was written.
     pub(crate) at: Millis,
-    memo: OnceLock<Box<dyn Any + Send + Sync>>,
+    /// Room for what followers send to others; the store itself never looks at it.
+    pub(crate) encoded: OnceLock<Bytes>,
 }
 
 impl Event {
-    pub(crate) fn new(
-        revision: Revision,
-        at: Millis,
-        key: Key,
-        before: Option<Arc<Entry>>,
-        after: Option<Arc<Entry>>,
-    ) -> Self {
-        Self { revision, key, before, after, at, memo: OnceLock::new() }
-    }
-
-    /// What the first reader made of this event, kept for all others: an event is encoded once,
-    /// however many watch it.
-    pub fn memo<T: Any + Send + Sync>(&self, make: impl FnOnce(&Event) -> T) -> &T {
-        let memo = self.memo.get_or_init(|| Box::new(make(self)));
-        memo.downcast_ref().expect("all readers of a store make the same thing of an event")
+    /// The event in the form in which its followers pass it on. The first of them makes it, all
+    /// others share it, so they must all name the same function.
+    pub fn encoded(&self, encode: fn(&Event) -> Bytes) -> &Bytes {
+        self.encoded.get_or_init(|| encode(self))
     }
 }
 

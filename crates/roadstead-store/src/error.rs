@@ -57,6 +57,33 @@ pub enum StoreError {
         /// Why it did.
         cause: Arc<str>,
     },
+    /// The log elsewhere does not answer. Nothing has happened.
+    #[error("etcd is not available: {cause}")]
+    Unavailable {
+        /// What was found instead of an answer.
+        cause: Arc<str>,
+    },
+    /// The log elsewhere was asked to write, and no answer came: it may have been written, or may still be.
+    #[error("no answer from etcd, the write may have been carried out: {cause}")]
+    Unknown {
+        /// What was found instead of an answer.
+        cause: Arc<str>,
+    },
+    /// The log elsewhere is full. Deletions pass.
+    #[error(
+        "{cause}: nothing can be created or changed; make room (delete objects, compact and \
+         defragment etcd, or raise its --quota-backend-bytes), then end its alarm: etcdctl alarm disarm"
+    )]
+    NoSpace {
+        /// In its words.
+        cause: Arc<str>,
+    },
+    /// More than the log elsewhere takes at once.
+    #[error("{cause}")]
+    TooLarge {
+        /// What is, and how much is taken.
+        cause: Arc<str>,
+    },
 }
 
 /// Why a store could not be opened.
@@ -104,6 +131,25 @@ pub enum OpenError {
         path: PathBuf,
         /// What is damaged.
         damage: Vec<Damage>,
+    },
+    /// There was a store, and nothing of it is left.
+    #[error(
+        "the store {path} is gone: it has been used before, and none of its files is there\nbring them \
+         back, if they are on a disk that is not mounted\n{}\nor begin with an empty cluster: start with \
+         --accept-loss",
+        restore(path)
+    )]
+    Vanished {
+        /// The file of tables.
+        path: PathBuf,
+    },
+    /// The log elsewhere cannot be read.
+    #[error("cannot load from etcd ({endpoints}): {why}")]
+    Etcd {
+        /// Where it was looked for.
+        endpoints: String,
+        /// What was found.
+        why: String,
     },
     /// The file is not a store, or it is damaged.
     #[error(

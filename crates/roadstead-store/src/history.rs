@@ -1,193 +1,245 @@
-//! How much of the past is kept, for watchers that resume and readers of a past revision.
+//! The history of one bucket: its newest events as they were told, and of older ones what is needed to
+//! find out what they were.
+//!
+//! Most readers follow closely and share the newest events with each other. Whoever comes back
+//! after a while, or asks for a past revision, is given older ones that are made anew by undoing
+//! one write after the other, from the present backwards: that takes time, but between now and then
+//! an event needs only the room for what it changed.
 
-use std::collections::VecDeque;
-use std::sync::Arc;
-use std::time::Duration;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, OnceLock};
 
-use crate::clock::millis;
-use crate::entry::{Event, Millis, Revision};
+use crate::delta;
+use crate::entry::{Entry, Event, Key, Revision};
 
-/// What an event costs besides its bytes: itself, two entries, their keys.
-const OVERHEAD: usize = 320;
-/// How heavy the events are together that are kept whole, for the many who follow closely.
-const RECENT: usize = 2 << 20;
+/// The entries of a bucket by their paths.
+pub(crate) type Entries = BTreeMap<Arc<str>, Arc<Entry>>;
 
-/// Bounds of the history. An event is forgotten when it is both older than `age` and not among the
-/// newest `events`, or when the history is larger than `bytes`.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Younger events are kept.
-    pub age: Duration,
-    /// At least as many events are kept.
-    pub events: usize,
-    /// Whatever the others say, the states before and after of all events are no larger together.
-    pub bytes: usize,
-}
+/// The states of some paths at one moment; `None` if there was nothing.
+pub(crate) type States = BTreeMap<Arc<str>, Option<Arc<Entry>>>;
 
-impl Default for Limits {
-    fn default() -> Self {
-        Self { age: Duration::from_secs(600), events: 10_000, bytes: 64 << 20 }
-    }
-}
-
-/// When events happened and how heavy they are, for all buckets together, in order.
-#[derive(Debug, Default)]
-pub(crate) struct History {
-    limits: Limits,
-    marks: VecDeque<Mark>,
-    bytes: usize,
-    /// How many of the newest events are kept whole,
-    recent: usize,
-    /// and how heavy they are.
-    recent_bytes: usize,
-}
-
-/// Where an event is, and what it weighs.
+/// The history of one bucket, in order.
 #[derive(Debug)]
-pub(crate) struct Mark {
-    pub(crate) revision: Revision,
-    pub(crate) bucket: Arc<str>,
-    at: Millis,
-    weight: usize,
+pub(crate) struct History {
+    bucket: Arc<str>,
+    compressed: VecDeque<Compressed>,
+    recent: VecDeque<Arc<Event>>,
+}
+
+/// What is kept of an older event.
+#[derive(Debug)]
+struct Compressed {
+    revision: Revision,
+    path: Arc<str>,
+    before: Option<Box<Before>>,
+}
+
+/// The state before an event, as the difference from the state after it.
+#[derive(Debug)]
+struct Before {
+    revision: Revision,
+    delta: Box<[u8]>,
+}
+
+impl Compressed {
+    fn of(event: &Event) -> Self {
+        let after = event.after.as_ref().map_or(&[][..], |entry| &entry.value[..]);
+        let before = event.before.as_ref().map(|before| {
+            let delta = delta::encode(after, &before.value);
+            Box::new(Before { revision: before.revision, delta })
+        });
+        Self { revision: event.revision, path: event.key.path.clone(), before }
+    }
+
+    /// The state before, found from the state after.
+    fn undo(&self, bucket: &Arc<str>, after: Option<&Arc<Entry>>) -> Option<Arc<Entry>> {
+        let Before { revision, delta } = self.before.as_deref()?;
+        let after = after.map_or(&[][..], |entry| &entry.value[..]);
+        let key = Key { bucket: bucket.clone(), path: self.path.clone() };
+        let value = delta::decode(after, delta);
+        Some(Arc::new(Entry { key, value, revision: *revision }))
+    }
 }
 
 impl History {
-    pub(crate) fn new(limits: Limits) -> Self {
-        Self { limits, ..Self::default() }
+    pub(crate) fn new(bucket: Arc<str>) -> Self {
+        Self { bucket, compressed: VecDeque::new(), recent: VecDeque::new() }
     }
 
-    pub(crate) fn push(&mut self, event: &Event) {
-        let (revision, bucket, at) = (event.revision, event.key.bucket.clone(), event.at);
-        let weight = weight(event);
-        self.marks.push_back(Mark { revision, bucket, at, weight });
-        self.bytes += weight;
-        self.recent += 1;
-        self.recent_bytes += weight;
+    pub(crate) fn push(&mut self, event: Arc<Event>) {
+        self.recent.push_back(event);
     }
 
-    /// The bucket whose oldest whole event is to fade, if there are too many of them.
-    pub(crate) fn fade(&mut self) -> Option<Arc<str>> {
-        if self.recent_bytes <= RECENT {
-            return None;
+    /// Keeps only what is needed of the oldest event that is still whole.
+    pub(crate) fn compress(&mut self) {
+        if let Some(event) = self.recent.pop_front() {
+            self.compressed.push_back(Compressed::of(&event));
         }
-        let mark = &self.marks[self.marks.len() - self.recent];
-        self.recent -= 1;
-        self.recent_bytes -= mark.weight;
-        Some(mark.bucket.clone())
     }
 
-    /// Forgets the oldest event if its revision is not after the horizon.
-    pub(crate) fn forget(&mut self, horizon: Option<Revision>) -> Option<Mark> {
-        let mark = self.marks.pop_front_if(|mark| Some(mark.revision) <= horizon)?;
-        self.bytes -= mark.weight;
-        if self.recent > self.marks.len() {
-            self.recent -= 1;
-            self.recent_bytes -= mark.weight;
+    /// Forgets the oldest event.
+    pub(crate) fn forget(&mut self) {
+        if self.compressed.pop_front().is_none() {
+            self.recent.pop_front();
         }
-        Some(mark)
     }
 
-    /// The newest event to forget, with all before it, when some are about to be added.
-    ///
-    /// Many are forgotten at once, since each time costs the journal a write of its own.
-    pub(crate) fn forgettable(&self, coming: &[Arc<Event>], now: Millis) -> Option<Revision> {
-        let count = self.too_heavy(coming).max(self.too_old(coming, now));
-        Some(self.marks.get(count.checked_sub(1)?)?.revision)
+    /// What was different at a history revision: the states then of all paths written since.
+    pub(crate) fn different_at(&self, revision: Revision, now: &Entries) -> States {
+        self.undo(revision, now, |_, _, _| {})
     }
 
-    fn too_old(&self, coming: &[Arc<Event>], now: Millis) -> usize {
-        let least = (self.limits.events / 16).max(1);
-        let spare = (self.marks.len() + coming.len()).saturating_sub(self.limits.events);
-        let oldest = now.saturating_sub(millis(self.limits.age));
-        let is_old = |index: usize| self.marks.get(index).is_some_and(|mark| mark.at < oldest);
-        if spare < least || !is_old(least - 1) {
-            return 0;
+    /// The first events after a revision: as many as `limit`, and the rest of the last one's
+    /// revision, since that is where a reader goes on.
+    pub(crate) fn after(&self, revision: Revision, limit: usize, now: &Entries) -> Vec<Arc<Event>> {
+        let begin = self.compressed.partition_point(|event| event.revision <= revision);
+        let mut found = VecDeque::new();
+        if begin < self.compressed.len() {
+            let end = self.compressed.len().min(begin.saturating_add(limit));
+            let last = self.compressed[end - 1].revision;
+            self.undo(revision, now, |event, before, after| {
+                if event.revision <= last {
+                    let key = Key { bucket: self.bucket.clone(), path: event.path.clone() };
+                    let (before, after) = (before.cloned(), after.cloned());
+                    let (revision, encoded) = (event.revision, OnceLock::new());
+                    found.push_front(Arc::new(Event {
+                        revision,
+                        key,
+                        before,
+                        after,
+                        at: 0,
+                        encoded,
+                    }));
+                }
+            });
         }
-        (least..).take_while(|&index| index < spare && is_old(index)).count() + least
-    }
-
-    fn too_heavy(&self, coming: &[Arc<Event>]) -> usize {
-        let limit = self.limits.bytes;
-        let mut bytes = self.bytes + coming.iter().map(|event| weight(event)).sum::<usize>();
-        if bytes <= limit {
-            return 0;
+        let begin = self.recent.partition_point(|event| event.revision <= revision);
+        let rest = limit.saturating_sub(found.len());
+        let mut end = self.recent.len().min(begin.saturating_add(rest));
+        let last = match end > begin {
+            true => Some(self.recent[end - 1].revision),
+            false => found.back().map(|event| event.revision),
+        };
+        while self.recent.get(end).is_some_and(|event| Some(event.revision) == last) {
+            end += 1;
         }
-        let enough = limit - limit / 8;
-        let heavy = self.marks.iter().take_while(|mark| {
-            let heavy = bytes > enough;
-            bytes -= mark.weight;
-            heavy
-        });
-        heavy.count()
+        found.extend(self.recent.range(begin..end).cloned());
+        found.into()
     }
-}
 
-/// The state after is shared with the next event about the same key, but so is the room for what
-/// readers make of the event: counted twice, they are about right.
-fn weight(event: &Event) -> usize {
-    let states = [&event.before, &event.after].into_iter().flatten();
-    OVERHEAD + states.map(|entry| entry.value.len()).sum::<usize>()
+    /// Undoes everything that happened after a revision, newest first, and shows what becomes of
+    /// older events on the way: the states before and after them.
+    fn undo(
+        &self,
+        revision: Revision,
+        now: &Entries,
+        mut see: impl FnMut(&Compressed, Option<&Arc<Entry>>, Option<&Arc<Entry>>),
+    ) -> States {
+        let recent = self.recent.iter().rev().take_while(|event| event.revision > revision);
+        let mut states: States =
+            recent.map(|event| (event.key.path.clone(), event.before.clone())).collect();
+        for event in self.compressed.iter().rev().take_while(|event| event.revision > revision) {
+            let state =
+                states.entry(event.path.clone()).or_insert_with(|| now.get(&event.path).cloned());
+            let before = event.undo(&self.bucket, state.as_ref());
+            see(event, before.as_ref(), state.as_ref());
+            *state = before;
+        }
+        states
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
-    use crate::entry::{Entry, Key};
 
-    fn event(revision: u64, at: Millis, size: usize) -> Arc<Event> {
-        let (key, revision) = (Key::new("things", "a"), Revision(revision));
-        let entry = Entry { key: key.clone(), value: vec![0; size].into(), revision };
-        Arc::new(Event::new(revision, at, key, None, Some(Arc::new(entry))))
+    /// Everything about an event that readers see.
+    fn text(event: &Event) -> String {
+        let state = |entry: &Option<Arc<Entry>>| {
+            entry.as_ref().map(|entry| (entry.key.clone(), entry.revision, entry.value.clone()))
+        };
+        let (before, after) = (state(&event.before), state(&event.after));
+        format!("{} {} {before:?} {after:?}", event.revision, event.key)
     }
 
-    #[test]
-    fn what_is_forgotten() {
-        // Limits: younger than 1 s, at least 4 events, no more than 8,000 bytes.
-        let limits = Limits { age: Duration::from_secs(1), events: 4, bytes: 8000 };
-        let cases = [
-            ("old, but few", 3, 0, 9000, 0),
-            ("old, one more than needed", 4, 0, 9000, 1),
-            ("old and many", 10, 0, 9000, 7),
-            ("many, but young", 10, 0, 900, 0),
-            ("too heavy, though young and few", 3, 3000, 0, 1),
-            ("much too heavy", 3, 9000, 0, 3),
-        ];
-        for (name, count, size, now, want) in cases {
-            let mut history = History::new(limits);
-            (1..=count).for_each(|revision| history.push(&event(revision, 0, size)));
-            let found = history.forgettable(&[event(count + 1, now, 0)], now);
-            let found = found.map_or(0, |last| last.0);
-            assert_eq!(found, want, "{name}");
+    type Operation = (u8, Option<String>);
+
+    /// Writes values to keys (`None` deletes), some together in one revision, each to a key of its
+    /// own; the last `whole` events are not compressed.
+    fn write(revisions: &[&[Operation]], whole: usize) -> (History, Entries, Vec<Arc<Event>>) {
+        let bucket: Arc<str> = "things".into();
+        let (mut history, mut entries) = (History::new(bucket.clone()), Entries::new());
+        let mut events = Vec::new();
+        let operations = (1..).zip(revisions).flat_map(|(revision, operations)| {
+            let earlier = |at: usize, name| operations[..at].iter().any(|(other, _)| other == name);
+            let own =
+                operations.iter().enumerate().filter(move |(at, (name, _))| !earlier(*at, name));
+            own.map(move |(_, (name, value))| (name, value, revision))
+        });
+        for (name, value, revision) in operations {
+            let path: Arc<str> = format!("default/{name}").into();
+            let (key, revision) = (Key { bucket: bucket.clone(), path }, Revision(revision));
+            let before = entries.get(&key.path).cloned();
+            let after = value.as_ref().map(|value| {
+                let value = format!("{{\"metadata\":\"{}\",{value}}}", "m".repeat(40)).into();
+                Arc::new(Entry { key: key.clone(), value, revision })
+            });
+            match &after {
+                Some(entry) => entries.insert(key.path.clone(), entry.clone()),
+                None => entries.remove(&key.path),
+            };
+            let (at, encoded) = (0, OnceLock::new());
+            events.push(Arc::new(Event { revision, key, before, after, at, encoded }));
+            history.push(events[events.len() - 1].clone());
+            if history.recent.len() > whole {
+                history.compress();
+            }
         }
+        (history, entries, events)
     }
 
-    #[test]
-    fn the_old_go_many_at_a_time() {
-        let mut history = History::new(Limits { events: 160, ..Limits::default() });
-        let now = 700_000;
-        for count in 0..169 {
-            assert!(history.forgettable(&[], now).is_none(), "{count}");
-            history.push(&event(count, 0, 10));
-        }
-        assert!(history.forgettable(&[], now).is_none());
-        history.push(&event(170, 0, 10));
-        assert!(history.forgettable(&[], now).is_some(), "ten more than needed");
-    }
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
 
-    #[test]
-    fn only_the_newest_stay_whole() {
-        let mut history = History::new(Limits::default());
-        let mut whole = Vec::new();
-        for revision in 1..=10 {
-            history.push(&event(revision, 0, 1 << 19));
-            while history.fade().is_some() {}
-            whole.push(history.recent);
+        /// However much is compressed, readers see what happened, from wherever and in whatever steps
+        /// they read, and all of a revision at once.
+        #[test]
+        fn compressed_events_come_back(
+            operations in proptest::collection::vec(
+                (0u8..5, proptest::option::weighted(0.8, "[a-c]{0,30}")), 1..60),
+            whole in 0usize..60,
+            limit in 1usize..20,
+            together in 1usize..4,
+        ) {
+            let revisions: Vec<_> = operations.chunks(together).collect();
+            let (history, entries, events) = write(&revisions, whole);
+            let mut seen = Vec::new();
+            let mut reached = Revision(0);
+            loop {
+                let batch = history.after(reached, limit, &entries);
+                prop_assert!(batch.len() < limit + together);
+                let Some(last) = batch.last() else { break };
+                reached = last.revision;
+                seen.extend(batch.iter().map(|event| text(event)));
+            }
+            let told: Vec<_> = events.iter().map(|event| text(event)).collect();
+            prop_assert_eq!(seen, told);
+            for revision in 0..=revisions.len() {
+                let mut then = entries.clone();
+                for (path, state) in history.different_at(Revision(revision as u64), &entries) {
+                    match state {
+                        Some(entry) => then.insert(path, entry),
+                        None => then.remove(&path),
+                    };
+                }
+                let (_, want, _) = write(&revisions[..revision], 0);
+                let states = |entries: &Entries| -> Vec<_> {
+                    entries.values().map(|e| (e.key.clone(), e.revision, e.value.clone())).collect()
+                };
+                prop_assert_eq!(states(&then), states(&want));
+            }
         }
-        assert_eq!(whole, [1, 2, 3, 3, 3, 3, 3, 3, 3, 3]);
-        for revision in 1..=10 {
-            assert!(history.forget(Some(Revision(revision))).is_some());
-            assert_eq!(history.recent, 3.min(10 - revision as usize), "{revision}");
-        }
-        assert_eq!((history.bytes, history.recent_bytes), (0, 0));
     }
 }

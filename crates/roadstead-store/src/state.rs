@@ -1,29 +1,29 @@
-//! What readers see: objects by key, and the recent history of each bucket. It holds only what is
-//! durable.
+//! What readers see: objects by key, and the recent history of each bucket. Pure: what is durable
+//! comes in as groups of events, and what is true at a revision follows from them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use tokio::sync::watch;
 
 use crate::entry::{Entry, Event, Key, Millis, Revision};
 use crate::error::StoreError;
 use crate::feed::Batch;
-use crate::history::{History, Limits};
-use crate::journal::Contents;
-use crate::past::{Entries, Past};
-use crate::plan::Plan;
-use crate::store::{Page, Range};
+use crate::history::{Entries, History};
+use crate::kv::{Options, Page, Range};
+use crate::log::Group;
+use crate::log::disk::contents::Contents;
+use crate::retention::Retention;
 
 /// The objects, their history, and the one order of all writes.
 #[derive(Debug, Default)]
 pub(crate) struct State {
     pub(crate) revision: Revision,
     /// What any bucket had forgotten when the store was opened.
-    floor: Revision,
+    compacted: Revision,
     buckets: HashMap<Arc<str>, Bucket>,
-    history: History,
+    retention: Retention,
     /// How much all entries may weigh together.
     pub(crate) quota: Option<u64>,
 }
@@ -43,22 +43,22 @@ struct Bucket {
     counts: HashMap<Box<str>, usize>,
     /// What all entries weigh.
     bytes: u64,
-    past: Past,
+    history: History,
     /// Events up to and including this revision have been forgotten.
-    forgotten: Revision,
+    compacted: Revision,
     changed: watch::Sender<Revision>,
 }
 
 impl Bucket {
-    fn new(name: Arc<str>, forgotten: Revision) -> Self {
+    fn new(name: Arc<str>, compacted: Revision) -> Self {
         let (changed, _) = watch::channel(Revision(0));
-        let (entries, counts, past) = (Entries::new(), HashMap::new(), Past::new(name));
-        Self { entries, counts, bytes: 0, past, forgotten, changed }
+        let (entries, counts, history) = (Entries::new(), HashMap::new(), History::new(name));
+        Self { entries, counts, bytes: 0, history, compacted, changed }
     }
 
     fn insert(&mut self, path: Arc<str>, entry: Arc<Entry>) {
         self.bytes += weight(&entry.key, &entry.value);
-        match (self.entries.insert(path.clone(), entry), group(&path)) {
+        match (self.entries.insert(path.clone(), entry), first_part(&path)) {
             (Some(before), _) => self.bytes -= weight(&before.key, &before.value),
             (None, Some(group)) => *self.counts.entry(group.into()).or_default() += 1,
             (None, None) => {}
@@ -68,7 +68,7 @@ impl Bucket {
     fn remove(&mut self, path: &str) {
         let Some(before) = self.entries.remove(path) else { return };
         self.bytes -= weight(&before.key, &before.value);
-        if let Some(group) = group(path)
+        if let Some(group) = first_part(path)
             && let Some(count) = self.counts.get_mut(group)
         {
             *count -= 1;
@@ -80,7 +80,7 @@ impl Bucket {
 
     /// How many entries have this prefix: at once for all, and for a first part of their paths.
     fn count(&self, prefix: &str) -> usize {
-        match group(prefix) {
+        match first_part(prefix) {
             None if prefix.is_empty() => self.entries.len(),
             Some(whole) if whole == prefix => self.counts.get(prefix).copied().unwrap_or(0),
             _ => self.under(prefix).count(),
@@ -90,14 +90,15 @@ impl Bucket {
 
 impl State {
     /// An empty state.
-    pub(crate) fn new(limits: Limits) -> Self {
-        Self { history: History::new(limits), ..Self::default() }
+    pub(crate) fn new(options: &Options) -> Self {
+        let (retention, quota) = (Retention::new(options.history), options.quota);
+        Self { retention, quota, ..Self::default() }
     }
 
-    /// The state that a journal holds: the present, from which the past follows by undoing one
-    /// write after the other. Fails if they do not fit.
-    pub(crate) fn load(contents: Contents, limits: Limits) -> Result<Self, String> {
-        let mut state = Self { floor: contents.compacted, ..Self::new(limits) };
+    /// The state that a log holds: the present, from which the past follows by undoing one write
+    /// after the other. Fails if they do not fit.
+    pub(crate) fn load(contents: Contents, options: &Options) -> Result<Self, String> {
+        let mut state = Self { compacted: contents.compacted, ..Self::new(options) };
         let last = contents.log.last().map_or(contents.compacted, |undo| undo.revision);
         state.revision = last;
         for entry in contents.entries {
@@ -110,23 +111,21 @@ impl State {
         }
         let mut events = Vec::with_capacity(contents.log.len());
         let mut past: HashMap<Key, Option<Arc<Entry>>> = HashMap::new();
-        let mut expected = last;
+        let mut later = last;
         for undo in contents.log.into_iter().rev() {
             let (key, revision) = (state.shared_key(undo.key), undo.revision);
             let after = past.remove(&key).unwrap_or_else(|| state.get(&key).cloned());
             let fits = after.as_ref().is_none_or(|entry| entry.revision == revision);
-            if !fits || revision != expected {
+            if !fits || revision > later || revision <= state.compacted {
                 return Err(format!("the log does not explain {key} at revision {revision}"));
             }
-            expected = Revision(revision.0 - 1);
+            later = revision;
             let before = undo
                 .before
                 .map(|(revision, value)| Arc::new(Entry { key: key.clone(), value, revision }));
             past.insert(key.clone(), before.clone());
-            events.push(Arc::new(Event::new(revision, undo.at, key, before, after)));
-        }
-        if expected != state.floor {
-            return Err(format!("the log begins after {expected}, not after {}", state.floor));
+            let (at, encoded) = (undo.at, OnceLock::new());
+            events.push(Arc::new(Event { revision, key, before, after, at, encoded }));
         }
         events.into_iter().rev().for_each(|event| state.remember(event));
         Ok(state)
@@ -137,20 +136,20 @@ impl State {
         self.buckets.values().map(|bucket| bucket.bytes).sum()
     }
 
-    /// Decides how much of the past the plan forgets.
-    pub(crate) fn age(&self, plan: &mut Plan, now: Millis) {
-        plan.forget = self.history.forgettable(&plan.events, now);
+    /// How much of the past is to be forgotten when some events are about to be added.
+    pub(crate) fn compactable(&self, coming: &[Arc<Event>], now: Millis) -> Option<Revision> {
+        self.retention.compactable(coming, now)
     }
 
-    /// Carries out a plan that was made from this state, and tells those who wait.
-    pub(crate) fn apply(&mut self, plan: Plan) {
-        while let Some(oldest) = self.history.forget(plan.forget) {
+    /// Takes in a group that follows on this state, and tells those who wait.
+    pub(crate) fn apply(&mut self, group: Group) {
+        while let Some(oldest) = self.retention.compact(group.compact) {
             let bucket = self.bucket(&oldest.bucket);
-            bucket.past.forget();
-            bucket.forgotten = oldest.revision;
+            bucket.history.forget();
+            bucket.compacted = oldest.revision;
         }
         let mut touched = Vec::new();
-        for event in plan.events {
+        for event in group.events {
             self.revision = event.revision;
             let bucket = self.bucket(&event.key.bucket);
             match &event.after {
@@ -162,9 +161,24 @@ impl State {
             }
             self.remember(event);
         }
+        self.revision = self.revision.max(group.reached);
         for bucket in touched {
             self.buckets[&bucket].changed.send_replace(self.revision);
         }
+    }
+
+    /// Becomes another state of the same log, to which no events lead from this one. Who has seen all of
+    /// the other's past goes on; to others it is compacted. If the log itself has gone back, what was seen
+    /// means nothing, and everybody begins again.
+    pub(crate) fn replace(&mut self, mut new: Self) {
+        let goes_on = new.revision >= self.revision;
+        for (name, old) in self.buckets.drain().filter(|_| goes_on) {
+            new.bucket(&name).changed = old.changed;
+        }
+        for bucket in new.buckets.values() {
+            bucket.changed.send_replace(new.revision);
+        }
+        *self = new;
     }
 
     pub(crate) fn get(&self, key: &Key) -> Option<&Arc<Entry>> {
@@ -199,11 +213,11 @@ impl State {
             return Err(StoreError::Future { asked: revision, newest });
         }
         let Some(bucket) = self.buckets.get(bucket) else {
-            check_kept(revision, self.floor)?;
+            check_kept(revision, self.compacted)?;
             return Ok(Page { entries: Vec::new(), more: false, total: 0, revision });
         };
-        check_kept(revision, bucket.forgotten)?;
-        let past = bucket.past.different_at(revision, &bucket.entries);
+        check_kept(revision, bucket.compacted)?;
+        let past = bucket.history.different_at(revision, &bucket.entries);
         let wanted = range.limit.saturating_add(1);
         let is_wanted = |path: &str| path > range.after && path.starts_with(range.prefix);
         let start = range.after.max(range.prefix);
@@ -232,11 +246,12 @@ impl State {
         after: Revision,
     ) -> Result<watch::Receiver<Revision>, StoreError> {
         let bucket = self.bucket(bucket);
-        check_kept(after, bucket.forgotten)?;
+        check_kept(after, bucket.compacted)?;
         Ok(bucket.changed.subscribe())
     }
 
-    /// The first events of a bucket after a revision, no more than `limit`.
+    /// The first events of a bucket after a revision: about `limit` of them, and always all of a
+    /// revision, since that is where a reader goes on.
     pub(crate) fn events_after(
         &self,
         bucket: &str,
@@ -248,22 +263,22 @@ impl State {
         let Some(bucket) = self.buckets.get(bucket) else {
             return Ok(Batch { events: Vec::new(), revision });
         };
-        check_kept(after, bucket.forgotten)?;
-        let events = bucket.past.after(after, limit, &bucket.entries);
-        let last = events.last().filter(|_| events.len() == limit);
+        check_kept(after, bucket.compacted)?;
+        let events = bucket.history.after(after, limit, &bucket.entries);
+        let last = events.last().filter(|_| events.len() >= limit);
         Ok(Batch { revision: last.map_or(revision, |event| event.revision), events })
     }
 
     fn bucket(&mut self, name: &Arc<str>) -> &mut Bucket {
-        let floor = self.floor;
-        self.buckets.entry(name.clone()).or_insert_with(|| Bucket::new(name.clone(), floor))
+        let compacted = self.compacted;
+        self.buckets.entry(name.clone()).or_insert_with(|| Bucket::new(name.clone(), compacted))
     }
 
     fn remember(&mut self, event: Arc<Event>) {
-        self.history.push(&event);
-        self.bucket(&event.key.bucket.clone()).past.push(event);
-        while let Some(bucket) = self.history.fade() {
-            self.bucket(&bucket).past.fade();
+        self.retention.push(&event);
+        self.bucket(&event.key.bucket.clone()).history.push(event);
+        while let Some(bucket) = self.retention.compress() {
+            self.bucket(&bucket).history.compress();
         }
     }
 }
@@ -278,7 +293,7 @@ impl Bucket {
 }
 
 /// The part of a path up to its first slash.
-fn group(path: &str) -> Option<&str> {
+fn first_part(path: &str) -> Option<&str> {
     path.find('/').map(|slash| &path[..=slash])
 }
 

@@ -1,5 +1,7 @@
 //! Several writes that happen together or not at all.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 
 use crate::entry::{Key, Revision};
@@ -11,6 +13,8 @@ pub struct Transaction {
     pub(crate) writes: Vec<(Key, Option<Bytes>)>,
     /// Whether it leads to more room in the end.
     pub(crate) frees: bool,
+    /// How long what is put lasts, where the log can end it by itself.
+    pub(crate) lasts: Option<Duration>,
 }
 
 impl Transaction {
@@ -34,6 +38,13 @@ impl Transaction {
     /// It is part of a deletion: it may happen even if there is no room.
     pub fn freeing(mut self) -> Self {
         self.frees = true;
+        self
+    }
+
+    /// What is put ends after this time, unless it is put again: by itself, where others may depend on
+    /// it ([`is_shared`](crate::kv::Store::is_shared)); elsewhere it stays.
+    pub fn lasting(mut self, time: Duration) -> Self {
+        self.lasts = Some(time);
         self
     }
 

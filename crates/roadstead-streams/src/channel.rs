@@ -60,15 +60,7 @@ impl Channel {
 
 /// Reads a message. An empty one says nothing.
 pub fn decode(message: &Bytes, encoding: Encoding) -> Result<Option<ChannelMessage>, ChannelError> {
-    let Some((&first, rest)) = message.split_first() else { return Ok(None) };
-    let number = match encoding {
-        Encoding::Binary => first,
-        Encoding::Base64 => first.wrapping_sub(b'0'),
-    };
-    let payload = match encoding {
-        Encoding::Binary => message.slice(1..),
-        Encoding::Base64 => STANDARD.decode(rest).map_err(|_| ChannelError::Base64)?.into(),
-    };
+    let Some((number, payload)) = decode_numbered(message, encoding)? else { return Ok(None) };
     if number == CLOSE && encoding == Encoding::Binary {
         let closed = payload.first().copied().ok_or(ChannelError::Unknown(CLOSE))?;
         return Ok(Some(ChannelMessage::Close(Channel::of(closed)?)));
@@ -76,16 +68,36 @@ pub fn decode(message: &Bytes, encoding: Encoding) -> Result<Option<ChannelMessa
     Ok(Some(ChannelMessage::Data(Channel::of(number)?, payload)))
 }
 
+/// Reads a message of a protocol whose channels have numbers and no names.
+pub(crate) fn decode_numbered(
+    message: &Bytes,
+    encoding: Encoding,
+) -> Result<Option<(u8, Bytes)>, ChannelError> {
+    let Some((&first, rest)) = message.split_first() else { return Ok(None) };
+    Ok(Some(match encoding {
+        Encoding::Binary => (first, message.slice(1..)),
+        Encoding::Base64 => {
+            let payload = STANDARD.decode(rest).map_err(|_| ChannelError::Base64)?;
+            (first.wrapping_sub(b'0'), payload.into())
+        }
+    }))
+}
+
 /// Writes a message.
 pub fn encode(channel: Channel, payload: &[u8], encoding: Encoding) -> Bytes {
+    encode_numbered(channel as u8, payload, encoding)
+}
+
+/// Writes a message of a protocol whose channels have numbers and no names.
+pub(crate) fn encode_numbered(channel: u8, payload: &[u8], encoding: Encoding) -> Bytes {
     let mut message = BytesMut::with_capacity(payload.len() + 1);
     match encoding {
         Encoding::Binary => {
-            message.put_u8(channel as u8);
+            message.put_u8(channel);
             message.extend_from_slice(payload);
         }
         Encoding::Base64 => {
-            message.put_u8(b'0' + channel as u8);
+            message.put_u8(b'0'.wrapping_add(channel));
             message.extend_from_slice(STANDARD.encode(payload).as_bytes());
         }
     }
@@ -103,7 +115,7 @@ pub struct TerminalSize {
 
 /// Reads what clients send when their window changes: `{"Width":132,"Height":50}`. A size of
 /// nothing, which some send when they have no terminal, is none.
-pub fn terminal_size(payload: &[u8]) -> Option<TerminalSize> {
+pub(crate) fn terminal_size(payload: &[u8]) -> Option<TerminalSize> {
     let value: serde_json::Value = serde_json::from_slice(payload).ok()?;
     let side = |name: &str| u16::try_from(value.get(name)?.as_u64()?).ok().filter(|side| *side > 0);
     Some(TerminalSize { width: side("Width")?, height: side("Height")? })

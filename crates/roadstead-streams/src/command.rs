@@ -66,6 +66,16 @@ impl Gathering {
     pub fn complete(&self) -> Option<&BTreeMap<Channel, u32>> {
         self.missing.is_empty().then_some(&self.streams)
     }
+
+    /// The stream of a channel, if it is there.
+    pub fn stream(&self, channel: Channel) -> Option<u32> {
+        self.streams.get(&channel).copied()
+    }
+
+    /// Those that are there.
+    pub fn streams(&self) -> impl Iterator<Item = u32> {
+        self.streams.values().copied()
+    }
 }
 
 /// A stream that nobody waits for.

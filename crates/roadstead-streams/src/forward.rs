@@ -17,7 +17,7 @@ pub struct Pair {
 
 /// Why a stream cannot be part of a pair.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum PairError {
+pub(crate) enum PairError {
     /// The header must be there.
     #[error("{0:?} header is required")]
     Missing(&'static str),
@@ -44,7 +44,7 @@ struct Half {
 
 /// Finds the streams that belong together.
 #[derive(Debug, Default)]
-pub struct Pairing {
+pub(crate) struct Pairing {
     waiting: BTreeMap<String, Half>,
 }
 
@@ -52,7 +52,11 @@ impl Pairing {
     const MOST_WAITING: usize = 256;
 
     /// Takes a stream that the client opened; returns the pair that it completes.
-    pub fn opened(&mut self, stream: u32, headers: &Headers) -> Result<Option<Pair>, PairError> {
+    pub(crate) fn opened(
+        &mut self,
+        stream: u32,
+        headers: &Headers,
+    ) -> Result<Option<Pair>, PairError> {
         let kind = headers.get("streamtype").ok_or(PairError::Missing("streamType"))?;
         let port = headers.get("port").ok_or(PairError::Missing("port"))?;
         let number = port.parse().ok().filter(|port| *port > 0);
@@ -82,7 +86,7 @@ impl Pairing {
     }
 
     /// Forgets a stream that its client gave up before its pair was complete.
-    pub fn gone(&mut self, stream: u32) {
+    pub(crate) fn gone(&mut self, stream: u32) {
         self.waiting.retain(|_, half| half.data != Some(stream) && half.error != Some(stream));
     }
 }

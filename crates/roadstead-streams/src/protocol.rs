@@ -21,14 +21,44 @@ const CHANNELS: [(&str, ChannelProtocol); 5] = [
 ];
 
 /// A SPDY connection inside a WebSocket: what newer clients use for `port-forward`.
-pub const FORWARD_TUNNEL: &str = "SPDY/3.1+portforward.k8s.io";
+const FORWARD_TUNNEL: &str = "SPDY/3.1+portforward.k8s.io";
 
 /// The protocol of `port-forward` over SPDY.
 pub const FORWARD: &str = "portforward.k8s.io";
 
+/// What carries the connections of `port-forward` in a WebSocket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ForwardProtocol {
+    /// SPDY.
+    Tunnel,
+    /// Two channels for each port that the query names.
+    Channels(Encoding),
+}
+
+const FORWARDS: [(&str, ForwardProtocol); 3] = [
+    (FORWARD_TUNNEL, ForwardProtocol::Tunnel),
+    ("v4.channel.k8s.io", ForwardProtocol::Channels(Encoding::Binary)),
+    ("v4.base64.channel.k8s.io", ForwardProtocol::Channels(Encoding::Base64)),
+];
+
+/// Picks the first subprotocol of the client's list that we speak, as [`choose_channel`] does.
+pub fn choose_forward(asked: &[&str]) -> Option<(Option<&'static str>, ForwardProtocol)> {
+    if asked.is_empty() {
+        return Some((None, ForwardProtocol::Channels(Encoding::Binary)));
+    }
+    asked.iter().find_map(|name| {
+        let known = FORWARDS.iter().find(|(known, _)| known == name)?;
+        Some((Some(known.0), known.1))
+    })
+}
+
 /// Those of `exec` and `attach` over SPDY, newest first.
-const COMMANDS: [&str; 4] =
-    ["v4.channel.k8s.io", "v3.channel.k8s.io", "v2.channel.k8s.io", "channel.k8s.io"];
+const COMMANDS: [(&str, u8); 4] = [
+    ("v4.channel.k8s.io", 4),
+    ("v3.channel.k8s.io", 3),
+    ("v2.channel.k8s.io", 2),
+    ("channel.k8s.io", 1),
+];
 
 /// Picks the first subprotocol of the client's list that we speak. A client that asks for none
 /// gets the oldest, without a name; one that asks only for strange ones gets nothing.
@@ -43,13 +73,13 @@ pub fn choose_channel(asked: &[&str]) -> Option<(Option<&'static str>, ChannelPr
 }
 
 /// Picks the version of `exec` or `attach` over SPDY: ours in our order, if the client has it.
-pub fn choose_command(asked: &[&str]) -> Option<&'static str> {
-    COMMANDS.into_iter().find(|known| asked.contains(known))
+pub fn choose_command(asked: &[&str]) -> Option<(&'static str, u8)> {
+    COMMANDS.into_iter().find(|(known, _)| asked.contains(known))
 }
 
 /// What to tell a client whose versions are all unknown.
 pub fn commands() -> impl Iterator<Item = &'static str> {
-    COMMANDS.into_iter()
+    COMMANDS.into_iter().map(|(name, _)| name)
 }
 
 /// Splits the values of headers such as `Sec-WebSocket-Protocol` at their commas.
@@ -84,10 +114,23 @@ mod tests {
     }
 
     #[test]
+    fn forwards() {
+        let binary = ForwardProtocol::Channels(Encoding::Binary);
+        let tunnel = Some((Some(FORWARD_TUNNEL), ForwardProtocol::Tunnel));
+        assert_eq!(choose_forward(&[FORWARD_TUNNEL]), tunnel);
+        assert_eq!(
+            choose_forward(&["x", "v4.channel.k8s.io"]),
+            Some((Some("v4.channel.k8s.io"), binary))
+        );
+        assert_eq!(choose_forward(&[]), Some((None, binary)));
+        assert_eq!(choose_forward(&["v5.channel.k8s.io"]), None);
+    }
+
+    #[test]
     fn commands_over_spdy() {
         let asked = listed(["v4.channel.k8s.io", "v3.channel.k8s.io, channel.k8s.io"]);
-        assert_eq!(choose_command(&asked), Some("v4.channel.k8s.io"));
-        assert_eq!(choose_command(&["channel.k8s.io"]), Some("channel.k8s.io"));
+        assert_eq!(choose_command(&asked), Some(("v4.channel.k8s.io", 4)));
+        assert_eq!(choose_command(&["channel.k8s.io"]), Some(("channel.k8s.io", 1)));
         assert_eq!(choose_command(&["v9"]), None);
     }
 }

@@ -27,6 +27,23 @@ pub fn laboratory(body: impl FnOnce()) {
 
 /// Like [`laboratory`], for a test of another layer.
 pub fn laboratory_of(layer: &str, body: impl FnOnce()) {
+    laboratory_with(layer, &["--user", "--map-root-user"], body);
+}
+
+/// Like [`laboratory_of`], with all users of the machine: only the machine's own root can have one.
+pub fn laboratory_of_users(layer: &str, body: impl FnOnce()) {
+    if env::var_os(INSIDE).is_none() && is_left_out("users") {
+        return;
+    }
+    assert!(
+        rustix::process::getuid().is_root(),
+        "users cannot run here: whoever runs the tests is not root \
+         (set {SKIP}=users to leave these tests out)"
+    );
+    laboratory_with(layer, &[], body);
+}
+
+fn laboratory_with(layer: &str, users: &[&str], body: impl FnOnce()) {
     if env::var_os(INSIDE).is_some() {
         run("mount -t tmpfs tmpfs /run && mkdir -p /run/netns && ip link set lo up");
         return body();
@@ -43,10 +60,8 @@ pub fn laboratory_of(layer: &str, body: impl FnOnce()) {
          (set {SKIP}={layer} to leave the layer out)"
     );
     let status = Command::new("unshare")
-        .args(
-            "--user --map-root-user --net --mount --pid --fork --kill-child --mount-proc"
-                .split(' '),
-        )
+        .args(users)
+        .args("--net --mount --pid --fork --kill-child --mount-proc".split(' '))
         .arg(env::current_exe().expect("a test knows its own path"))
         .args(["--exact", test, "--nocapture", "--include-ignored"])
         .env(INSIDE, test)

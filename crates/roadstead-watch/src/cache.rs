@@ -1,13 +1,13 @@
 //! A kind's objects, as one component sees them.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use kube::{Resource, ResourceExt};
 use roadstead_api::key::ObjectKey;
 use serde::de::DeserializeOwned;
 
-use crate::informer::{Change, key_of};
+use crate::informer::{Change, key_of, revision_of};
 use crate::write::{Verb, Write};
 
 /// So many objects may go between a write that makes one of them and the answer to it.
@@ -20,18 +20,25 @@ const LATEST: usize = 1000;
 #[derive(Debug)]
 pub struct Cache<K> {
     objects: BTreeMap<ObjectKey, Arc<K>>,
-    /// Uids of objects that we deleted and whose deletion the watch has not shown us yet.
-    deleted: HashSet<String>,
-    /// Uids of objects that the watch has shown us to be gone, the last ones only.
-    gone: VecDeque<String>,
+    /// Objects that we deleted and whose deletion the watch has not shown us yet.
+    deleted: BTreeMap<ObjectKey, Vec<Deleted>>,
+    /// What the watch has shown us to be gone, and as of which revision; the last ones only.
+    gone: VecDeque<(ObjectKey, u64)>,
     synced: bool,
+}
+
+/// One of the objects that had a name, and the last revision in which we knew it.
+#[derive(Debug)]
+struct Deleted {
+    uid: String,
+    revision: u64,
 }
 
 impl<K> Default for Cache<K> {
     fn default() -> Self {
         Self {
             objects: BTreeMap::new(),
-            deleted: HashSet::new(),
+            deleted: BTreeMap::new(),
             gone: VecDeque::new(),
             synced: false,
         }
@@ -40,27 +47,34 @@ impl<K> Default for Cache<K> {
 
 impl<K: Resource> Cache<K> {
     /// Takes in a change; returns the key and the state before it if anything is different now.
-    pub fn observe(&mut self, change: &Change<K>) -> Option<(ObjectKey, Option<Arc<K>>)> {
+    pub fn observe(&mut self, change: &Change<Arc<K>>) -> Option<(ObjectKey, Option<Arc<K>>)> {
         match change {
             Change::Set(object) => self.set(object.clone()),
-            Change::Gone(object) => {
-                let key = key_of(object.as_ref());
-                let uid = object.uid().unwrap_or_default();
-                self.deleted.remove(&uid);
-                self.gone.truncate(LATEST - 1);
-                self.gone.push_front(uid);
-                let known = self.objects.get(&key)?;
-                if known.uid() != object.uid() {
-                    return None;
-                }
-                let before = self.objects.remove(&key);
-                Some((key, before))
-            }
+            Change::Gone(key, revision) => self.remove(key, *revision),
             Change::Synced => {
                 self.synced = true;
                 None
             }
         }
+    }
+
+    /// Removes what there was of that name up to a revision. A successor stays that we made
+    /// ourselves and the watch has not shown us yet.
+    fn remove(&mut self, key: &ObjectKey, revision: u64) -> Option<(ObjectKey, Option<Arc<K>>)> {
+        if let Some(deleted) = self.deleted.get_mut(key) {
+            deleted.retain(|deleted| deleted.revision > revision);
+            if deleted.is_empty() {
+                self.deleted.remove(key);
+            }
+        }
+        self.gone.truncate(LATEST - 1);
+        self.gone.push_front((key.clone(), revision));
+        let known = self.objects.get(key)?;
+        if revision_of(known.as_ref()) > revision {
+            return None;
+        }
+        let before = self.objects.remove(key);
+        Some((key.clone(), before))
     }
 
     /// Takes in the answer to the owner's own create, update or patch.
@@ -70,9 +84,16 @@ impl<K: Resource> Cache<K> {
 
     /// Notes that the owner deleted this object.
     pub fn forget(&mut self, object: &K) {
-        if self.objects.remove(&key_of(object)).is_some() {
-            self.deleted.extend(object.uid());
+        let key = key_of(object);
+        if let Some(before) = self.objects.remove(&key) {
+            self.note_deleted(&key, &before);
         }
+    }
+
+    fn note_deleted(&mut self, key: &ObjectKey, object: &K) {
+        let Some(uid) = object.uid() else { return };
+        let revision = revision_of(object);
+        self.deleted.entry(key.clone()).or_default().push(Deleted { uid, revision });
     }
 
     /// Takes in the server's answer to one of the owner's own writes; says what it changed.
@@ -101,7 +122,7 @@ impl<K: Resource> Cache<K> {
                     return None;
                 }
                 let before = self.objects.remove(&write.key)?;
-                self.deleted.extend(before.uid());
+                self.note_deleted(&write.key, &before);
                 Some((write.key.clone(), Some(before)))
             }
             _ => None,
@@ -110,26 +131,28 @@ impl<K: Resource> Cache<K> {
 
     /// Whether the object of an answer has been deleted since it was written.
     fn has_gone(&self, write: &Write, object: &K) -> bool {
-        let known = self.objects.get(&key_of(object));
-        if known.is_some_and(|known| known.uid() == object.uid()) {
+        let key = key_of(object);
+        if self.objects.get(&key).is_some_and(|known| known.uid() == object.uid()) {
             return false;
         }
         // Only a new object can be one that we have not heard of.
-        let uid = object.uid().unwrap_or_default();
-        write.verb != Verb::Create || self.gone.contains(&uid)
+        let mut gone = self.gone.iter().filter(|(gone, _)| *gone == key);
+        write.verb != Verb::Create || gone.any(|(_, since)| *since >= revision_of(object))
     }
 
     fn set(&mut self, object: Arc<K>) -> Option<(ObjectKey, Option<Arc<K>>)> {
-        if object.uid().is_some_and(|uid| self.deleted.contains(&uid)) {
+        let key = key_of(object.as_ref());
+        let uid = object.meta().uid.as_deref();
+        let mut deleted = self.deleted.get(&key).into_iter().flatten();
+        if deleted.any(|deleted| Some(&*deleted.uid) == uid) {
             return None;
         }
-        let key = key_of(object.as_ref());
         if let Some(known) = self.objects.get_mut(&key)
             && known.uid() == object.uid()
-            && version(known.as_ref()) >= version(object.as_ref())
+            && revision_of(known.as_ref()) >= revision_of(object.as_ref())
         {
             // The informer holds this one too; the answer to our own write would be a second copy.
-            if version(known.as_ref()) == version(object.as_ref()) {
+            if revision_of(known.as_ref()) == revision_of(object.as_ref()) {
                 *known = object;
             }
             return None;
@@ -173,11 +196,6 @@ impl<K: Resource> Cache<K> {
     }
 }
 
-/// Revisions grow, and clients may compare them (KEP-5504).
-fn version<K: Resource>(object: &K) -> u64 {
-    object.resource_version().and_then(|text| text.parse().ok()).unwrap_or(0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -211,7 +229,7 @@ mod tests {
         cache.forget(&map("a", "u", 5));
         assert!(cache.observe(&Change::Set(Arc::new(map("a", "u", 6)))).is_none(), "late event");
         assert!(cache.observe(&Change::Set(Arc::new(map("a", "v", 8)))).is_some(), "successor");
-        assert!(cache.observe(&Change::Gone(Arc::new(map("a", "u", 7)))).is_none());
+        assert!(cache.observe(&Change::Gone(ObjectKey::new("", "a"), 7)).is_none());
         assert!(cache.get(&ObjectKey::new("", "a")).is_some(), "the successor stays");
     }
     #[test]
@@ -224,7 +242,7 @@ mod tests {
         let mut leaving = map("a", "u", 6);
         leaving.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
         let leaving = serde_json::to_string(&leaving).unwrap();
-        let other = serde_json::to_string(&map("a", "v", 6)).unwrap();
+        let other = serde_json::to_string(&map("a", "v", 8)).unwrap();
         // What we wrote and what the answer is, the watch having shown that `u` is gone.
         let cases = [
             ("a change", &changed, answer(6), false),
@@ -235,7 +253,7 @@ mod tests {
         for (name, write, answer, want) in cases {
             let mut cache = Cache::<ConfigMap>::default();
             cache.observe(&Change::Set(Arc::new(map("a", "u", 5))));
-            cache.observe(&Change::Gone(Arc::new(map("a", "u", 7))));
+            cache.observe(&Change::Gone(ObjectKey::new("", "a"), 7));
             assert_eq!(cache.take_in(write, &answer).is_some(), want, "{name}");
             assert_eq!(cache.get(&key()).is_some(), want, "{name}");
         }

@@ -34,7 +34,7 @@ pub enum Severity {
 
 /// The object that an event is about.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct About {
+pub struct InvolvedObject {
     /// Its group and version.
     pub api_version: String,
     /// Its kind.
@@ -49,9 +49,9 @@ pub struct About {
     pub field: String,
 }
 
-impl About {
+impl InvolvedObject {
     /// An object as a whole.
-    pub fn object<K: Resource + Metadata<Ty = ObjectMeta>>(object: &K) -> Self {
+    pub fn of<K: Resource + Metadata<Ty = ObjectMeta>>(object: &K) -> Self {
         let metadata = object.metadata();
         let text = |field: &Option<String>| field.clone().unwrap_or_default();
         Self {
@@ -67,9 +67,9 @@ impl About {
 
 /// What there is to tell.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Happening {
+pub struct EventDraft {
     /// About which object.
-    pub about: About,
+    pub about: InvolvedObject,
     /// Good news or not.
     pub severity: Severity,
     /// One word.
@@ -81,7 +81,7 @@ pub struct Happening {
 /// Takes events; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Recorder {
-    send: mpsc::Sender<Happening>,
+    send: mpsc::Sender<EventDraft>,
 }
 
 impl Recorder {
@@ -98,17 +98,17 @@ impl Recorder {
     }
 
     /// Tells something, unless too much waits already.
-    pub fn tell(&self, happening: Happening) {
-        let Happening { about, reason, message, .. } = &happening;
+    pub fn record(&self, draft: EventDraft) {
+        let EventDraft { about, reason, message, .. } = &draft;
         debug!(kind = about.kind, name = about.name, reason, message, "event");
-        let _ = self.send.try_send(happening);
+        let _ = self.send.try_send(draft);
     }
 }
 
 /// Tells one thing and waits until it is written.
-pub async fn tell_once(client: Client, component: &str, happening: Happening) {
+pub async fn record_once(client: Client, component: &str, draft: EventDraft) {
     let (recorder, writer) = Recorder::new(client, component, "");
-    recorder.tell(happening);
+    recorder.record(draft);
     drop(recorder);
     writer.run().await;
 }
@@ -118,25 +118,25 @@ pub struct Writer {
     client: Client,
     component: String,
     host: String,
-    receive: mpsc::Receiver<Happening>,
+    receive: mpsc::Receiver<EventDraft>,
     /// The name and the count of what has been written.
-    seen: HashMap<Happening, (String, i32)>,
+    seen: HashMap<EventDraft, (String, i32)>,
 }
 
 impl Writer {
     /// Writes events until the last recorder is gone.
     pub async fn run(mut self) {
-        while let Some(happening) = self.receive.recv().await {
-            self.write(happening, Timestamp::now()).await;
+        while let Some(draft) = self.receive.recv().await {
+            self.write(draft, Timestamp::now()).await;
         }
     }
 
-    async fn write(&mut self, happening: Happening, now: Timestamp) {
-        let namespace = match happening.about.namespace.as_str() {
+    async fn write(&mut self, draft: EventDraft, now: Timestamp) {
+        let namespace = match draft.about.namespace.as_str() {
             "" => "default".to_owned(),
             own => own.to_owned(),
         };
-        if let Some((name, count)) = self.seen.get_mut(&happening) {
+        if let Some((name, count)) = self.seen.get_mut(&draft) {
             let patch = json!({"count": *count + 1, "lastTimestamp": Time(now)});
             let key = ObjectKey::new(&namespace, name.as_str());
             if Write::merge(EVENTS, key, &patch).send(&self.client).await.is_ok() {
@@ -144,20 +144,20 @@ impl Writer {
                 return;
             }
         }
-        let name = format!("{}.{:x}", happening.about.name, now.as_nanosecond());
-        let event = self.event(&happening, &name, &namespace, now);
+        let name = format!("{}.{:x}", draft.about.name, now.as_nanosecond());
+        let event = self.event(&draft, &name, &namespace, now);
         match Write::create_value(EVENTS, &namespace, &event).send(&self.client).await {
             Ok(_) => {
                 if self.seen.len() >= MOST_REMEMBERED {
                     self.seen.clear();
                 }
-                self.seen.insert(happening, (name, 1));
+                self.seen.insert(draft, (name, 1));
             }
-            Err(error) => debug!(%error, reason = happening.reason, "event lost"),
+            Err(error) => debug!(%error, reason = draft.reason, "event lost"),
         }
     }
 
-    fn event(&self, told: &Happening, name: &str, namespace: &str, now: Timestamp) -> Value {
+    fn event(&self, told: &EventDraft, name: &str, namespace: &str, now: Timestamp) -> Value {
         let about = &told.about;
         let some = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
         json!({

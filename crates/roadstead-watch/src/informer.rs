@@ -10,33 +10,36 @@ use roadstead_api::key::ObjectKey;
 use serde::de::DeserializeOwned;
 use tracing::warn;
 
-pub use crate::follow::Selection;
-use crate::follow::{Follower, Said};
+pub use crate::watcher::Selection;
+use crate::watcher::{RawEvent, Watcher};
 
 /// What happened to the watched kind.
-#[derive(Debug)]
-pub enum Change<K> {
+///
+/// `O` is an object as it is handed out: shared with the informer that keeps it (`Arc<K>`), or
+/// whole, by one that keeps only its key (`K`, see [`crate::keys_only`]).
+#[derive(Clone, Debug)]
+pub enum Change<O> {
     /// The object was created or changed; this is its newest state.
-    Set(Arc<K>),
-    /// The object is gone; this is its last known state.
-    Gone(Arc<K>),
+    Set(O),
+    /// There is no such object, as of this revision. Who needs its last state has a cache.
+    Gone(ObjectKey, u64),
     /// Everything that existed when the watch (re)started has now been delivered.
     Synced,
-}
-
-impl<K> Clone for Change<K> {
-    fn clone(&self) -> Self {
-        match self {
-            Change::Set(object) => Change::Set(object.clone()),
-            Change::Gone(object) => Change::Gone(object.clone()),
-            Change::Synced => Change::Synced,
-        }
-    }
 }
 
 /// The key under which an object is cached.
 pub fn key_of<K: Resource>(object: &K) -> ObjectKey {
     ObjectKey::new(object.namespace().unwrap_or_default(), object.name_any())
+}
+
+/// The revision of an object, if it is a number that grows, as it is in Kubernetes (KEP-5504);
+/// else 0.
+pub fn revision_of<K: Resource>(object: &K) -> u64 {
+    object.meta().resource_version.as_deref().map_or(0, parse_revision)
+}
+
+fn parse_revision(text: &str) -> u64 {
+    text.parse().unwrap_or(0)
 }
 
 /// Follows one kind forever, reconnecting with back-off.
@@ -45,7 +48,7 @@ pub fn key_of<K: Resource>(object: &K) -> ObjectKey {
 /// object that was deleted meanwhile. Objects come without their managed fields: often more than
 /// half of an object, and nobody's concern but the server's, which keeps those that a write leaves
 /// out.
-pub fn informer<K>(api: Api<K>, selection: Selection) -> BoxStream<'static, Change<K>>
+pub fn informer<K>(api: Api<K>, selection: Selection) -> BoxStream<'static, Change<Arc<K>>>
 where
     K: Resource + DeserializeOwned + Send + Sync + 'static,
 {
@@ -57,7 +60,7 @@ pub fn trimmed<K>(
     api: Api<K>,
     selection: Selection,
     trim: fn(&mut K),
-) -> BoxStream<'static, Change<K>>
+) -> BoxStream<'static, Change<Arc<K>>>
 where
     K: Resource + DeserializeOwned + Send + Sync + 'static,
 {
@@ -83,15 +86,15 @@ where
     C: Send + 'static,
 {
     let path = api.resource_url().to_owned();
-    let follower = Follower::new(api.into_client(), &path, selection);
-    stream::unfold((follower, known), move |(mut follower, mut known)| {
+    let watcher = Watcher::new(api.into_client(), &path, selection);
+    stream::unfold((watcher, known), move |(mut watcher, mut known)| {
         let step = step.clone();
         async move {
-            let event: Event<K> = decode(follower.next().await);
+            let event: Event<K> = decode(watcher.next().await);
             if let Event::Apply(object) | Event::Delete(object) = &event {
-                follower.reached(object.resource_version().unwrap_or_default());
+                watcher.reached(object.resource_version().unwrap_or_default());
             }
-            Some((stream::iter(step(&mut known, event)), (follower, known)))
+            Some((stream::iter(step(&mut known, event)), (watcher, known)))
         }
     })
     .flatten()
@@ -103,17 +106,18 @@ pub(crate) enum Event<K> {
     Init,
     Apply(K),
     Delete(K),
-    InitDone,
+    /// With the revision of which the list is a picture.
+    InitDone(u64),
     /// An object that is not of the kind: left out, so that one bad object does not stop all.
     Unreadable,
 }
 
-fn decode<K: Resource + DeserializeOwned>(said: Said) -> Event<K> {
+fn decode<K: Resource + DeserializeOwned>(said: RawEvent) -> Event<K> {
     let (read, object): (fn(K) -> Event<K>, _) = match said {
-        Said::Start => return Event::Init,
-        Said::Complete => return Event::InitDone,
-        Said::Object(object) => (Event::Apply, object),
-        Said::Deleted(object) => (Event::Delete, object),
+        RawEvent::Start => return Event::Init,
+        RawEvent::Complete(revision) => return Event::InitDone(parse_revision(&revision)),
+        RawEvent::Object(object) => (Event::Apply, object),
+        RawEvent::Deleted(object) => (Event::Delete, object),
     };
     match serde_json::from_str::<K>(object.get()) {
         Ok(mut object) => {
@@ -147,7 +151,7 @@ impl<K> Default for Known<K> {
 }
 
 impl<K: Resource> Known<K> {
-    fn step(&mut self, event: Event<K>) -> Vec<Change<K>> {
+    fn step(&mut self, event: Event<K>) -> Vec<Change<Arc<K>>> {
         match event {
             Event::Init => {
                 // A list that broke off halfway may have left some unseen: they count as known.
@@ -158,20 +162,21 @@ impl<K: Resource> Known<K> {
             }
             Event::Apply(object) => self.set(object),
             Event::Unreadable => Vec::new(),
-            Event::InitDone => {
-                let gone = mem::take(&mut self.unseen).into_values().map(Change::Gone);
+            Event::InitDone(revision) => {
+                let gone = mem::take(&mut self.unseen).into_keys();
+                let gone = gone.map(|key| Change::Gone(key, revision));
                 gone.chain([Change::Synced]).collect()
             }
             Event::Delete(object) => {
                 let key = key_of(&object);
                 self.unseen.remove(&key);
                 self.objects.remove(&key);
-                vec![Change::Gone(Arc::new(object))]
+                vec![Change::Gone(key, revision_of(&object))]
             }
         }
     }
 
-    fn set(&mut self, object: K) -> Vec<Change<K>> {
+    fn set(&mut self, object: K) -> Vec<Change<Arc<K>>> {
         let key = key_of(&object);
         let before = self.unseen.remove(&key).or_else(|| self.objects.get(&key).cloned());
         if let Some(before) = &before
@@ -182,9 +187,11 @@ impl<K: Resource> Known<K> {
         }
         // The same name with another uid is another object: its predecessor was deleted unseen.
         let replaced = before.filter(|before| before.uid() != object.uid());
+        let just_before = revision_of(&object).saturating_sub(1);
+        let gone = replaced.map(|_| Change::Gone(key.clone(), just_before));
         let object = Arc::new(object);
         self.objects.insert(key, object.clone());
-        replaced.map(Change::Gone).into_iter().chain([Change::Set(object)]).collect()
+        gone.into_iter().chain([Change::Set(object)]).collect()
     }
 }
 
@@ -208,7 +215,7 @@ mod tests {
         text.split_whitespace()
             .map(|word| match word {
                 "init" => Event::Init,
-                "done" => Event::InitDone,
+                "done" => Event::InitDone(0),
                 _ => match word.split_at(1) {
                     ("=" | "+", rest) => Event::Apply(object(rest)),
                     ("-", rest) => Event::Delete(object(rest)),
@@ -226,7 +233,7 @@ mod tests {
                     Change::Set(o) => {
                         format!("set:{}@{}", o.name_any(), o.resource_version().unwrap())
                     }
-                    Change::Gone(o) => format!("gone:{}", o.name_any()),
+                    Change::Gone(key, _) => format!("gone:{}", key.name),
                     Change::Synced => "synced".into(),
                 },
             );

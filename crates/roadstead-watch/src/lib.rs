@@ -4,15 +4,16 @@
 //! API server, against it over HTTPS, or against any Kubernetes cluster. An informer turns
 //! list-and-watch (with its relists and reconnects) into a stream of changes in which nothing is
 //! repeated and nothing vanishes silently. A cache is such a stream folded into a map, with the
-//! owner's own writes visible at once. A queue holds keys, so bursts collapse. `status` is
-//! the little HTTP server for health and metrics. What to do about a
+//! owner's own writes visible at once. A queue holds keys, so bursts collapse. What to do about a
 //! change is up to the component.
 
+pub mod apart;
 pub mod cache;
+pub mod discovery;
 pub mod events;
-mod follow;
+pub mod every_kind;
 pub mod informer;
-pub mod lean;
+pub mod keys_only;
 pub mod queue;
-pub mod status;
+mod watcher;
 pub mod write;

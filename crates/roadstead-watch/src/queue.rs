@@ -6,6 +6,7 @@ use std::future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::Serialize;
 use tokio::time::{self, Instant};
 
 /// How long a key waits after a failure: twice as long each time.
@@ -30,6 +31,17 @@ impl Backoff {
     }
 }
 
+/// How many keys are in a queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct QueueCounts {
+    /// Due now.
+    pub due: usize,
+    /// Due later.
+    pub later: usize,
+    /// Failed last time.
+    pub failing: usize,
+}
+
 /// Somebody who counts what a queue does.
 pub trait Meter<K>: Send + Sync {
     /// A key became due that was not waiting.
@@ -50,6 +62,8 @@ pub struct Queue<K> {
     moments: BTreeMap<K, Instant>,
     failures: BTreeMap<K, u32>,
     meter: Option<Arc<dyn Meter<K>>>,
+    /// The first is the one with the smallest key, not the one that came first.
+    by_key: bool,
 }
 
 impl<K> Default for Queue<K> {
@@ -61,6 +75,7 @@ impl<K> Default for Queue<K> {
             moments: BTreeMap::new(),
             failures: BTreeMap::new(),
             meter: None,
+            by_key: false,
         }
     }
 }
@@ -78,6 +93,12 @@ impl<K: Ord + Clone> Queue<K> {
         Self { meter: Some(meter), ..Self::default() }
     }
 
+    /// The same queue, in which those that are due leave in the order of their keys.
+    #[must_use]
+    pub fn by_key(self) -> Self {
+        Self { by_key: true, ..self }
+    }
+
     /// Makes a key due now.
     pub fn add(&mut self, key: K) {
         if self.due.contains_key(&key) {
@@ -86,8 +107,10 @@ impl<K: Ord + Clone> Queue<K> {
         if let Some(meter) = &self.meter {
             meter.added(&key);
         }
-        self.due.insert(key.clone(), Instant::now());
-        self.order.push_back(key);
+        if !self.by_key {
+            self.order.push_back(key.clone());
+        }
+        self.due.insert(key, Instant::now());
     }
 
     /// Makes a key due after a while, unless it will be sooner anyway.
@@ -132,7 +155,8 @@ impl<K: Ord + Clone> Queue<K> {
             self.moments.remove(&key);
             self.add(key);
         }
-        let key = self.order.pop_front()?;
+        let first = || self.due.first_key_value().map(|(key, _)| key.clone());
+        let key = if self.by_key { first()? } else { self.order.pop_front()? };
         let since = self.due.remove(&key);
         if let Some(meter) = &self.meter {
             meter.taken(&key, since.map_or(Duration::ZERO, |since| now - since));
@@ -140,9 +164,14 @@ impl<K: Ord + Clone> Queue<K> {
         Some(key)
     }
 
+    /// How many keys there are.
+    pub fn counts(&self) -> QueueCounts {
+        QueueCounts { due: self.due.len(), later: self.later.len(), failing: self.failures.len() }
+    }
+
     /// Waits until a key is due. Safe to drop at any moment.
     pub async fn ready(&self) {
-        if !self.order.is_empty() {
+        if !self.due.is_empty() {
             return;
         }
         match self.later.first() {
@@ -170,6 +199,17 @@ mod tests {
         assert_eq!(queue.pop(), None, "a key waits for the earliest of its moments only");
         queue.succeeded(&"a");
         assert_eq!(queue.retry("a").as_millis(), 5);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn some_do_not_stand_in_line() {
+        let mut queue = Queue::default().by_key();
+        ["b", "c", "a", "c"].into_iter().for_each(|key| queue.add(key));
+        assert_eq!((queue.counts().due, queue.pop()), (3, Some("a")));
+        queue.add_after("a", Duration::from_secs(1));
+        assert_eq!((queue.pop(), queue.pop(), queue.pop()), (Some("b"), Some("c"), None));
+        queue.ready().await;
+        assert_eq!(queue.pop(), Some("a"));
     }
 
     #[test]

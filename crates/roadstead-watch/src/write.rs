@@ -3,30 +3,47 @@
 //! A controller plans writes and a runner sends them, so no code per kind is needed in between:
 //! the body is bytes, the answer is text, and only the cache that takes it in knows the type.
 
+use std::borrow::Cow;
+
 use hyper::header::{ACCEPT, CONTENT_TYPE};
 use hyper::{Method, Request};
 use k8s_openapi::Resource;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, Preconditions};
 use kube::Client;
+use kube::core::ApiResource;
 use roadstead_api::key::ObjectKey;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 /// Where objects of a kind live.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Collection {
     /// The group and version, as objects name them.
-    pub api_version: &'static str,
+    pub api_version: Cow<'static, str>,
     /// The kind of the objects.
-    pub kind: &'static str,
+    pub kind: Cow<'static, str>,
     /// The last part of the address.
-    pub plural: &'static str,
+    pub plural: Cow<'static, str>,
 }
 
 impl Collection {
     /// Where the objects of a type live.
     pub const fn of<K: Resource>() -> Self {
-        Self { api_version: K::API_VERSION, kind: K::KIND, plural: K::URL_PATH_SEGMENT }
+        Self {
+            api_version: Cow::Borrowed(K::API_VERSION),
+            kind: Cow::Borrowed(K::KIND),
+            plural: Cow::Borrowed(K::URL_PATH_SEGMENT),
+        }
+    }
+
+    /// Where the objects of a kind live that the server tells of.
+    pub fn of_resource(resource: &ApiResource) -> Self {
+        Self {
+            api_version: resource.api_version.clone().into(),
+            kind: resource.kind.clone().into(),
+            plural: resource.plural.clone().into(),
+        }
     }
 }
 
@@ -56,6 +73,8 @@ pub struct Write {
     pub subresource: &'static str,
     /// Which object of that name, if that was said.
     pub uid: Option<String>,
+    /// Whether it is no failure if the object is gone or has changed meanwhile: we hear of it.
+    pub only_if_unchanged: bool,
     content_type: &'static str,
     body: Vec<u8>,
 }
@@ -110,21 +129,36 @@ impl Write {
         Self { subresource, ..self }
     }
 
+    /// The same write, and never mind if somebody else was faster.
+    pub fn only_if_unchanged(self) -> Self {
+        Self { only_if_unchanged: true, ..self }
+    }
+
     /// Deletes an object, if it still is the one with that uid.
     pub fn delete(collection: Collection, key: ObjectKey, uid: Option<&str>) -> Self {
-        let mut options = json!({"kind": "DeleteOptions", "apiVersion": "v1"});
-        if let Some(uid) = uid {
-            options["preconditions"] = json!({"uid": uid});
-        }
-        let uid = uid.map(str::to_owned);
-        Self { uid, ..Self::new(Verb::Delete, collection, key, &options) }
+        Self::delete_with(collection, key, uid, DeleteOptions::default())
     }
 
     /// Deletes an object without waiting for anything.
     pub fn delete_now(collection: Collection, key: ObjectKey, uid: Option<&str>) -> Self {
-        let options = json!({"kind": "DeleteOptions", "apiVersion": "v1",
-            "gracePeriodSeconds": 0, "preconditions": {"uid": uid}});
+        let options = DeleteOptions { grace_period_seconds: Some(0), ..DeleteOptions::default() };
+        Self::delete_with(collection, key, uid, options)
+    }
+
+    /// Deletes an object in a certain way, if it still is the one with that uid.
+    pub fn delete_with(
+        collection: Collection,
+        key: ObjectKey,
+        uid: Option<&str>,
+        mut options: DeleteOptions,
+    ) -> Self {
         let uid = uid.map(str::to_owned);
+        options.api_version = Some("v1".to_owned());
+        options.kind = Some("DeleteOptions".to_owned());
+        if uid.is_some() {
+            let conditions = options.preconditions.unwrap_or_default();
+            options.preconditions = Some(Preconditions { uid: uid.clone(), ..conditions });
+        }
         Self { uid, ..Self::new(Verb::Delete, collection, key, &options) }
     }
 
@@ -133,12 +167,21 @@ impl Write {
     pub fn in_vain(&self) -> Option<Self> {
         let body: Value = serde_json::from_slice(&self.body).ok()?;
         let uid = self.uid.as_deref().or(body["metadata"]["uid"].as_str())?;
-        Some(Self::delete(self.collection, self.key.clone(), Some(uid)))
+        Some(Self::delete(self.collection.clone(), self.key.clone(), Some(uid)))
     }
 
     fn new<B: Serialize>(verb: Verb, collection: Collection, key: ObjectKey, body: &B) -> Self {
         let body = serde_json::to_vec(body).expect("API objects can be written as JSON");
-        Self { verb, collection, key, subresource: "", uid: None, content_type: JSON, body }
+        Self {
+            verb,
+            collection,
+            key,
+            subresource: "",
+            uid: None,
+            only_if_unchanged: false,
+            content_type: JSON,
+            body,
+        }
     }
 
     /// How many bytes are sent.
@@ -153,7 +196,7 @@ impl Write {
 
     /// Where it is sent.
     pub fn path(&self) -> String {
-        let Collection { api_version, plural, .. } = self.collection;
+        let Collection { api_version, plural, .. } = &self.collection;
         let root = if api_version.contains('/') { "/apis" } else { "/api" };
         let mut path = format!("{root}/{api_version}/");
         if !self.key.namespace.is_empty() {
@@ -200,6 +243,7 @@ mod tests {
     use super::*;
     use k8s_openapi::api::core::v1::{Node, Pod};
     use k8s_openapi::api::discovery::v1::EndpointSlice;
+    use serde_json::json;
 
     #[test]
     fn where_writes_go() {

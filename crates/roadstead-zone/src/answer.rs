@@ -2,61 +2,16 @@
 
 use std::net::IpAddr;
 
-use crate::entry::{Addresses, Endpoint, Entry, Kind};
+use crate::aliases::Aliases;
+use crate::entry::{AddressRecords, EntryKind, ReadyEndpoint, ServiceEntry};
+use crate::label_path::LabelPath;
 use crate::name::{MAX_LENGTH, Name, find_suffix};
-use crate::records::{Host, HostLabel, PointerRecords, Records, ServiceRecords, Target};
+use crate::record_type::RecordType;
+use crate::records::{Host, HostLabel, PointerRecords, RecordTarget, Records, ServiceRecords};
 use crate::reverse;
 use crate::settings::{PodNames, Reverse};
 use crate::view::undashed;
 use crate::zone::Zone;
-
-/// An ExternalName may lead to another one; so many times at most.
-pub(crate) const MAX_ALIASES: usize = 16;
-/// No name in the zone has more labels than this in front of the zone's own.
-const MAX_LABELS: usize = 10;
-
-/// The types of records that we can be asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RecordType {
-    /// IPv4 addresses.
-    A,
-    /// IPv6 addresses.
-    Aaaa,
-    /// Another name for the same thing.
-    Cname,
-    /// The name of an address.
-    Ptr,
-    /// Where a named port is served.
-    Srv,
-    /// Texts.
-    Txt,
-    /// About the zone itself.
-    Soa,
-    /// The servers of the zone.
-    Ns,
-    /// Whatever there is; we give one kind (RFC 8482).
-    Any,
-    /// A type of which we never have any.
-    Other,
-}
-
-impl RecordType {
-    /// Reads the number in a question.
-    pub fn from_number(number: u16) -> Self {
-        match number {
-            1 => RecordType::A,
-            2 => RecordType::Ns,
-            5 => RecordType::Cname,
-            6 => RecordType::Soa,
-            12 => RecordType::Ptr,
-            16 => RecordType::Txt,
-            28 => RecordType::Aaaa,
-            33 => RecordType::Srv,
-            255 => RecordType::Any,
-            _ => RecordType::Other,
-        }
-    }
-}
 
 /// The answer to a question.
 #[derive(Debug)]
@@ -64,7 +19,7 @@ pub struct Answer<'a> {
     /// The aliases that were followed, in order.
     pub aliases: Aliases<'a>,
     /// How it ended after the last alias.
-    pub end: End<'a>,
+    pub end: AnswerEnd<'a>,
     /// Where the zone's own name begins within the name that was asked for.
     pub zone_at: usize,
 }
@@ -72,13 +27,13 @@ pub struct Answer<'a> {
 impl Answer<'_> {
     /// Whether it is only that the name does not exist.
     pub fn is_missing(&self) -> bool {
-        matches!(self.end, End::NoName(_)) && self.aliases.is_empty()
+        matches!(self.end, AnswerEnd::NoName(_)) && self.aliases.is_empty()
     }
 }
 
 /// How the search for records ended.
 #[derive(Debug)]
-pub enum End<'a> {
+pub enum AnswerEnd<'a> {
     /// There are records.
     Found(Records<'a>, u32),
     /// The name exists, but has no records of that type; remember that for so many seconds.
@@ -98,61 +53,9 @@ pub enum End<'a> {
 }
 
 /// What a single name holds.
-enum Step<'a> {
-    End(End<'a>),
+enum NameStep<'a> {
+    End(AnswerEnd<'a>),
     Alias(&'a Name, u32),
-}
-
-/// The labels of a name in front of the zone, from right to left, because that is how the tree
-/// grows; and where each begins.
-pub(crate) struct Path<'n> {
-    name: &'n [u8],
-    starts: [usize; MAX_LABELS + 1],
-    pub depth: usize,
-}
-
-impl<'n> Path<'n> {
-    /// `None` if there are more labels than any name of ours has.
-    pub fn read(name: &'n [u8], end: usize) -> Option<Self> {
-        let mut forward = [0; MAX_LABELS + 1];
-        let (mut at, mut depth) = (0, 0);
-        while at < end {
-            if depth == MAX_LABELS {
-                return None;
-            }
-            forward[depth] = at;
-            depth += 1;
-            at += 1 + usize::from(name[at]);
-        }
-        // Position 0 is the end of the whole, the last one the first label.
-        let mut starts = [end; MAX_LABELS + 1];
-        for back in 1..=depth {
-            starts[back] = forward[depth - back];
-        }
-        Some(Self { name, starts, depth })
-    }
-
-    /// As if there were one more label between these and the zone: `web.shop` becomes
-    /// `web.shop.svc`, though nobody may ask for that label.
-    fn shifted(self) -> Option<Self> {
-        let Self { name, starts, depth } = self;
-        if depth == MAX_LABELS {
-            return None;
-        }
-        let mut shifted = [starts[0]; MAX_LABELS + 1];
-        shifted[1..].copy_from_slice(&starts[..MAX_LABELS]);
-        Some(Self { name, starts: shifted, depth: depth + 1 })
-    }
-
-    /// A label without its length; 0 is the rightmost.
-    pub fn label(&self, at: usize) -> &'n [u8] {
-        if at < self.depth { &self.name[self.starts[at + 1] + 1..self.starts[at]] } else { &[] }
-    }
-
-    /// Several labels in wire form, `from` being the rightmost of them.
-    pub fn wire(&self, from: usize, to: usize) -> &'n [u8] {
-        &self.name[self.starts[to + 1]..self.starts[from]]
-    }
 }
 
 impl Zone {
@@ -182,18 +85,18 @@ impl Zone {
         let mut buffer = [0; MAX_LENGTH];
         loop {
             match end {
-                Step::End(End::NotOurs) if !aliases.is_empty() => {
-                    return Answer { aliases, end: End::Elsewhere, zone_at };
+                NameStep::End(AnswerEnd::NotOurs) if !aliases.is_empty() => {
+                    return Answer { aliases, end: AnswerEnd::Elsewhere, zone_at };
                 }
-                Step::End(end) => return self.settled(aliases, end, zone_at),
-                Step::Alias(target, lifetime) => {
+                NameStep::End(end) => return self.conclude(aliases, end, zone_at),
+                NameStep::Alias(target, lifetime) => {
                     if !aliases.push(target) {
                         let circle = aliases.iter().any(|known| known.is(target));
-                        let end = if circle { End::Loop } else { End::TooLong };
-                        return self.settled(Aliases::default(), end, zone_at);
+                        let end = if circle { AnswerEnd::Loop } else { AnswerEnd::TooLong };
+                        return self.conclude(Aliases::default(), end, zone_at);
                     }
                     if matches!(kind, RecordType::Cname | RecordType::Any) {
-                        let end = End::Found(Records::Alias, lifetime);
+                        let end = AnswerEnd::Found(Records::Alias, lifetime);
                         return Answer { aliases, end, zone_at };
                     }
                     let length = target.wire().len();
@@ -207,38 +110,41 @@ impl Zone {
     }
 
     /// CoreDNS does not show an alias that leads to nothing within the zone.
-    fn settled<'a>(&self, aliases: Aliases<'a>, end: End<'a>, zone_at: usize) -> Answer<'a> {
-        let nothing = matches!(end, End::NoData(_) | End::NoName(_)) && !aliases.is_empty();
-        if self.settings.coredns_compat && (nothing || matches!(end, End::Loop | End::TooLong)) {
-            let end = End::NoData(self.settings.lifetimes.negative);
+    fn conclude<'a>(&self, aliases: Aliases<'a>, end: AnswerEnd<'a>, zone_at: usize) -> Answer<'a> {
+        let nothing =
+            matches!(end, AnswerEnd::NoData(_) | AnswerEnd::NoName(_)) && !aliases.is_empty();
+        if self.settings.coredns_compat
+            && (nothing || matches!(end, AnswerEnd::Loop | AnswerEnd::TooLong))
+        {
+            let end = AnswerEnd::NoData(self.settings.lifetimes.negative);
             return Answer { aliases: Aliases::default(), end, zone_at };
         }
         Answer { aliases, end, zone_at }
     }
 
     /// One name; `within` says where the zone's own begins in it.
-    fn step(&self, name: &[u8], within: Option<usize>, kind: RecordType) -> Step<'_> {
-        let Some(at) = within else { return Step::End(self.reverse(name, kind)) };
-        let Some(path) = Path::read(name, at) else { return Step::End(self.no_name()) };
+    fn step(&self, name: &[u8], within: Option<usize>, kind: RecordType) -> NameStep<'_> {
+        let Some(at) = within else { return NameStep::End(self.reverse(name, kind)) };
+        let Some(path) = LabelPath::read(name, at) else { return NameStep::End(self.no_name()) };
         match (path.label(0), path.depth) {
             (b"svc", 2..) => self.in_namespace(&path, kind),
-            (b"pod", 2..) => Step::End(self.pod(&path, kind)),
-            _ => Step::End(self.fixed(&path, kind)),
+            (b"pod", 2..) => NameStep::End(self.pod(&path, kind)),
+            _ => NameStep::End(self.fixed(&path, kind)),
         }
     }
 
     /// One name in the zone for outsiders: `web.shop` and what is below it.
-    fn step_outside(&self, name: &[u8], at: usize, kind: RecordType) -> Step<'_> {
-        let path = Path::read(name, at).and_then(Path::shifted);
-        let Some(path) = path else { return Step::End(self.no_name()) };
+    fn step_outside(&self, name: &[u8], at: usize, kind: RecordType) -> NameStep<'_> {
+        let path = LabelPath::read(name, at).and_then(LabelPath::shifted);
+        let Some(path) = path else { return NameStep::End(self.no_name()) };
         let lifetimes = &self.settings.lifetimes;
-        let nothing = End::NoData(lifetimes.negative);
+        let nothing = AnswerEnd::NoData(lifetimes.negative);
         let namespace = |at| self.namespace(path.wire(at, at)).is_some();
         let end = match (path.depth, kind) {
             (1, RecordType::Soa | RecordType::Any) => {
-                End::Found(Records::Soa, lifetimes.cluster_ip)
+                AnswerEnd::Found(Records::Soa, lifetimes.cluster_ip)
             }
-            (1, RecordType::Ns) => End::Found(Records::Ns(None), lifetimes.cluster_ip),
+            (1, RecordType::Ns) => AnswerEnd::Found(Records::Ns(None), lifetimes.cluster_ip),
             (1, _) => nothing,
             (2, _) if path.label(1) == b"dns" || namespace(1) => nothing,
             (3, _) if path.label(1) == b"dns" && path.label(2) == b"ns" => {
@@ -248,34 +154,36 @@ impl Zone {
                 let entry = self.entry(path.wire(1, 2)).filter(|entry| entry.exists());
                 match entry.and_then(|entry| entry.public()) {
                     None => self.no_name(),
-                    Some(Entry { kind: Kind::External(Some(target)), .. }) if path.depth == 3 => {
-                        return Step::Alias(target, lifetimes.endpoint);
+                    Some(ServiceEntry { kind: EntryKind::External(Some(target)), .. })
+                        if path.depth == 3 =>
+                    {
+                        return NameStep::Alias(target, lifetimes.endpoint);
                     }
                     Some(public) => self.in_service(public, &path, kind),
                 }
             }
             _ => self.no_name(),
         };
-        Step::End(end)
+        NameStep::End(end)
     }
 
     /// Names that do not depend on objects.
-    fn fixed(&self, path: &Path<'_>, kind: RecordType) -> End<'_> {
+    fn fixed(&self, path: &LabelPath<'_>, kind: RecordType) -> AnswerEnd<'_> {
         let lifetimes = &self.settings.lifetimes;
         let compat = self.settings.coredns_compat;
         let none = || match kind {
             RecordType::Txt if compat => self.no_name(),
-            _ => End::NoData(lifetimes.negative),
+            _ => AnswerEnd::NoData(lifetimes.negative),
         };
         let long = lifetimes.cluster_ip;
         match (path.depth, path.label(0), path.label(1)) {
             (0, ..) => match kind {
-                RecordType::Soa | RecordType::Any => End::Found(Records::Soa, long),
-                RecordType::Ns => End::Found(Records::Ns(self.own_name()), long),
+                RecordType::Soa | RecordType::Any => AnswerEnd::Found(Records::Soa, long),
+                RecordType::Ns => AnswerEnd::Found(Records::Ns(self.own_name()), long),
                 _ => none(),
             },
             (1, b"dns-version", _) => match kind {
-                RecordType::Txt | RecordType::Any => End::Found(Records::Version, 28_800),
+                RecordType::Txt | RecordType::Any => AnswerEnd::Found(Records::Version, 28_800),
                 _ if compat => self.no_name(),
                 _ => none(),
             },
@@ -290,20 +198,20 @@ impl Zone {
     }
 
     /// The name of the Service through which clients reach this server.
-    fn own_name(&self) -> Option<Target<'_>> {
+    fn own_name(&self) -> Option<RecordTarget<'_>> {
         let entry = self.own_service()?;
-        Some(Target { host: HostLabel::Service, key: &entry.key })
+        Some(RecordTarget { host: HostLabel::Service, key: &entry.key })
     }
 
     /// `10-1-2-3.namespace.pod`.
-    fn pod(&self, path: &Path<'_>, kind: RecordType) -> End<'_> {
+    fn pod(&self, path: &LabelPath<'_>, kind: RecordType) -> AnswerEnd<'_> {
         let namespace = path.wire(1, 1);
         let settings = &self.settings;
         if settings.pods == PodNames::Disabled || self.namespace(namespace).is_none() {
             return self.no_name();
         }
         match path.depth {
-            2 => return End::NoData(settings.lifetimes.negative),
+            2 => return AnswerEnd::NoData(settings.lifetimes.negative),
             4.. if !settings.coredns_compat => return self.no_name(),
             _ => {}
         }
@@ -314,47 +222,52 @@ impl Zone {
         match (address, kind) {
             (IpAddr::V4(_), RecordType::A | RecordType::Any)
             | (IpAddr::V6(_), RecordType::Aaaa | RecordType::Any) => {
-                End::Found(Records::One(address), settings.lifetimes.endpoint)
+                AnswerEnd::Found(Records::One(address), settings.lifetimes.endpoint)
             }
-            _ => End::NoData(settings.lifetimes.negative),
+            _ => AnswerEnd::NoData(settings.lifetimes.negative),
         }
     }
 
-    fn in_namespace(&self, path: &Path<'_>, kind: RecordType) -> Step<'_> {
+    fn in_namespace(&self, path: &LabelPath<'_>, kind: RecordType) -> NameStep<'_> {
         let lifetimes = &self.settings.lifetimes;
         let namespace = path.wire(1, 1);
         if path.depth == 2 {
             let text = self.settings.coredns_compat && kind == RecordType::Txt;
             let exists = self.namespace(namespace).is_some() && !text;
-            return Step::End(if exists {
-                End::NoData(lifetimes.negative)
+            return NameStep::End(if exists {
+                AnswerEnd::NoData(lifetimes.negative)
             } else {
                 self.no_name()
             });
         }
         let Some(entry) = self.entry(path.wire(1, 2)).filter(|entry| entry.exists()) else {
-            return Step::End(self.no_name());
+            return NameStep::End(self.no_name());
         };
         if self.namespace(namespace).is_none() {
-            return Step::End(self.no_name());
+            return NameStep::End(self.no_name());
         }
-        if let Kind::External(target) = &entry.kind {
+        if let EntryKind::External(target) = &entry.kind {
             let compat = self.settings.coredns_compat;
             return match (path.depth, target, kind) {
                 (3, Some(_), RecordType::Srv | RecordType::Txt) if compat => {
-                    Step::End(End::NoData(lifetimes.negative))
+                    NameStep::End(AnswerEnd::NoData(lifetimes.negative))
                 }
-                (3, Some(target), _) => Step::Alias(target, lifetimes.endpoint),
-                _ => Step::End(self.no_name()),
+                (3, Some(target), _) => NameStep::Alias(target, lifetimes.endpoint),
+                _ => NameStep::End(self.no_name()),
             };
         }
-        Step::End(self.in_service(entry, path, kind))
+        NameStep::End(self.in_service(entry, path, kind))
     }
 
-    fn in_service<'a>(&'a self, entry: &'a Entry, path: &Path<'_>, kind: RecordType) -> End<'a> {
+    fn in_service<'a>(
+        &'a self,
+        entry: &'a ServiceEntry,
+        path: &LabelPath<'_>,
+        kind: RecordType,
+    ) -> AnswerEnd<'a> {
         let settings = &self.settings;
         let soon = settings.lifetimes.negative_below_service;
-        let missing = || if self.synced { End::NoName(soon) } else { End::NotReady };
+        let missing = || if self.synced { AnswerEnd::NoName(soon) } else { AnswerEnd::NotReady };
         let lifetime = match &settings.outside {
             _ if entry.is_headless() => settings.lifetimes.endpoint,
             Some(outside) if entry.outside => outside.lifetime,
@@ -373,7 +286,7 @@ impl Zone {
             3 => self.addresses(&entry.own, kind, lifetime, soon),
             4 => match path.label(3) {
                 [b'_', protocol @ ..] => match entry.has_protocol(protocol) {
-                    true if !settings.coredns_compat => End::NoData(soon),
+                    true if !settings.coredns_compat => AnswerEnd::NoData(soon),
                     _ => missing(),
                 },
                 label => self.host(entry.host(label), kind).unwrap_or_else(missing),
@@ -387,19 +300,29 @@ impl Zone {
         }
     }
 
-    fn services<'a>(&self, entry: &'a Entry, only: Option<usize>, lifetime: u32) -> End<'a> {
+    fn services<'a>(
+        &self,
+        entry: &'a ServiceEntry,
+        only: Option<usize>,
+        lifetime: u32,
+    ) -> AnswerEnd<'a> {
         let records = ServiceRecords { entry, only };
         match records.iter().next() {
-            Some(_) => End::Found(Records::Services(records), lifetime),
-            None => End::NoData(self.settings.lifetimes.negative_below_service),
+            Some(_) => AnswerEnd::Found(Records::Services(records), lifetime),
+            None => AnswerEnd::NoData(self.settings.lifetimes.negative_below_service),
         }
     }
 
     /// `zone.pin._zone` and `zone.prefer._zone`, as CoreDNS has them: the former are endpoints in a
     /// zone, the latter all of them if there are none there. `None` if there is no such name.
-    fn zonal<'a>(&self, entry: &'a Entry, path: &Path<'_>, kind: RecordType) -> Option<End<'a>> {
+    fn zonal<'a>(
+        &self,
+        entry: &'a ServiceEntry,
+        path: &LabelPath<'_>,
+        kind: RecordType,
+    ) -> Option<AnswerEnd<'a>> {
         let lifetimes = &self.settings.lifetimes;
-        let nothing = End::NoData(lifetimes.negative_below_service);
+        let nothing = AnswerEnd::NoData(lifetimes.negative_below_service);
         if path.depth == 4 {
             return Some(nothing);
         }
@@ -424,7 +347,7 @@ impl Zone {
     }
 
     /// `_http._tcp`; unnamed ports have no name.
-    fn port(&self, entry: &Entry, name: &[u8], protocol: &[u8]) -> Option<usize> {
+    fn port(&self, entry: &ServiceEntry, name: &[u8], protocol: &[u8]) -> Option<usize> {
         if self.settings.coredns_compat {
             let bare = |label: &'_ [u8]| label.strip_prefix(b"_").map_or(label.len(), <[u8]>::len);
             let (name, protocol) =
@@ -435,61 +358,62 @@ impl Zone {
         entry.port(name, protocol.strip_prefix(b"_")?)
     }
 
-    fn host<'a>(&self, endpoints: &'a [Endpoint], kind: RecordType) -> Option<End<'a>> {
+    fn host<'a>(&self, endpoints: &'a [ReadyEndpoint], kind: RecordType) -> Option<AnswerEnd<'a>> {
         endpoints.first()?;
         let host = Host { endpoints };
         let lifetimes = &self.settings.lifetimes;
         let any = kind == RecordType::Any;
         Some(match kind {
             _ if host.has(RecordType::A) && (any || kind == RecordType::A) => {
-                End::Found(Records::HostV4(host), lifetimes.endpoint)
+                AnswerEnd::Found(Records::HostV4(host), lifetimes.endpoint)
             }
             _ if host.has(RecordType::Aaaa) && (any || kind == RecordType::Aaaa) => {
-                End::Found(Records::HostV6(host), lifetimes.endpoint)
+                AnswerEnd::Found(Records::HostV6(host), lifetimes.endpoint)
             }
-            _ => End::NoData(lifetimes.negative_below_service),
+            _ => AnswerEnd::NoData(lifetimes.negative_below_service),
         })
     }
 
     fn addresses<'a>(
         &self,
-        addresses: &'a Addresses,
+        addresses: &'a AddressRecords,
         kind: RecordType,
         lifetime: u32,
         negative: u32,
-    ) -> End<'a> {
+    ) -> AnswerEnd<'a> {
         match kind {
             RecordType::A | RecordType::Any if !addresses.v4.is_empty() => {
-                End::Found(Records::V4(&addresses.v4), lifetime)
+                AnswerEnd::Found(Records::V4(&addresses.v4), lifetime)
             }
             RecordType::Aaaa | RecordType::Any if !addresses.v6.is_empty() => {
-                End::Found(Records::V6(&addresses.v6), lifetime)
+                AnswerEnd::Found(Records::V6(&addresses.v6), lifetime)
             }
-            _ => End::NoData(negative),
+            _ => AnswerEnd::NoData(negative),
         }
     }
 
     /// The names of addresses, as far as they are ours; others may know the rest.
-    fn reverse(&self, name: &[u8], kind: RecordType) -> End<'_> {
+    fn reverse(&self, name: &[u8], kind: RecordType) -> AnswerEnd<'_> {
         let rest = || match self.settings.reverse {
             Reverse::Authoritative => self.no_name(),
-            Reverse::FallThrough | Reverse::NotServed => End::NotOurs,
+            Reverse::FallThrough | Reverse::NotServed => AnswerEnd::NotOurs,
         };
         let is_ours = self.settings.reverse != Reverse::NotServed;
         let lifetimes = &self.settings.lifetimes;
         let negative = lifetimes.negative;
         match self.reverse_at(name).filter(|_| is_ours) {
-            None => return End::NotOurs,
+            None => return AnswerEnd::NotOurs,
             // The zone itself.
             Some(0) => {
                 return match kind {
                     RecordType::Soa | RecordType::Any => {
-                        End::Found(Records::Soa, lifetimes.cluster_ip)
+                        AnswerEnd::Found(Records::Soa, lifetimes.cluster_ip)
                     }
-                    RecordType::Ns => {
-                        End::Found(Records::NsOfAddresses(self.own_name()), lifetimes.cluster_ip)
-                    }
-                    _ => End::NoData(negative),
+                    RecordType::Ns => AnswerEnd::Found(
+                        Records::NsOfAddresses(self.own_name()),
+                        lifetimes.cluster_ip,
+                    ),
+                    _ => AnswerEnd::NoData(negative),
                 };
             }
             Some(_) => {}
@@ -497,20 +421,20 @@ impl Zone {
         let Some(address) = reverse::address(name) else {
             // Above a name there is one, too (RFC 8020).
             return match reverse::prefix(name) {
-                Some(prefix) if self.has_prefix(prefix) => End::NoData(negative),
-                Some(_) if !self.synced => End::NotReady,
+                Some(prefix) if self.has_prefix(prefix) => AnswerEnd::NoData(negative),
+                Some(_) if !self.synced => AnswerEnd::NotReady,
                 _ => rest(),
             };
         };
         let records = PointerRecords { zone: self, address };
         match (records.iter().next(), kind) {
             // It may be ours: others must not say that it has no name.
-            (None, _) if !self.synced => End::NotReady,
+            (None, _) if !self.synced => AnswerEnd::NotReady,
             (None, _) => rest(),
             (Some(_), RecordType::Ptr | RecordType::Any) => {
-                End::Found(Records::Pointers(records), self.settings.lifetimes.endpoint)
+                AnswerEnd::Found(Records::Pointers(records), self.settings.lifetimes.endpoint)
             }
-            (Some(_), _) => End::NoData(negative),
+            (Some(_), _) => AnswerEnd::NoData(negative),
         }
     }
 
@@ -524,33 +448,9 @@ impl Zone {
         zones.iter().filter_map(|zone| find_suffix(name, zone.wire())).min()
     }
 
-    fn no_name(&self) -> End<'_> {
+    fn no_name(&self) -> AnswerEnd<'_> {
         let negative = self.settings.lifetimes.negative;
-        if self.synced { End::NoName(negative) } else { End::NotReady }
-    }
-}
-
-/// The names that one leads to after the other, in place.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Aliases<'a> {
-    names: [Option<&'a Name>; MAX_ALIASES],
-}
-
-impl<'a> Aliases<'a> {
-    /// Appends one, if there is room.
-    fn push(&mut self, name: &'a Name) -> bool {
-        let free = self.names.iter_mut().find(|slot| slot.is_none());
-        free.map(|slot| *slot = Some(name)).is_some()
-    }
-
-    /// The names, in order.
-    pub fn iter(&self) -> impl Iterator<Item = &'a Name> + '_ {
-        self.names.iter().map_while(|name| *name)
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.names[0].is_none()
+        if self.synced { AnswerEnd::NoName(negative) } else { AnswerEnd::NotReady }
     }
 }
 

@@ -8,10 +8,10 @@ use std::ops::Deref;
 
 /// Up to `N` bytes in place, more of them elsewhere.
 #[derive(Clone)]
-pub struct Blob<const N: usize>(Place<N>);
+pub struct Blob<const N: usize>(Storage<N>);
 
 #[derive(Clone)]
-enum Place<const N: usize> {
+enum Storage<const N: usize> {
     Here(u8, [u8; N]),
     Elsewhere(Box<[u8]>),
 }
@@ -21,8 +21,8 @@ impl<const N: usize> Deref for Blob<N> {
 
     fn deref(&self) -> &[u8] {
         match &self.0 {
-            Place::Here(length, bytes) => &bytes[..usize::from(*length)],
-            Place::Elsewhere(bytes) => bytes,
+            Storage::Here(length, bytes) => &bytes[..usize::from(*length)],
+            Storage::Elsewhere(bytes) => bytes,
         }
     }
 }
@@ -33,16 +33,16 @@ impl<const N: usize> From<&[u8]> for Blob<N> {
         match (here.get_mut(..bytes.len()), u8::try_from(bytes.len())) {
             (Some(place), Ok(length)) => {
                 place.copy_from_slice(bytes);
-                Self(Place::Here(length, here))
+                Self(Storage::Here(length, here))
             }
-            _ => Self(Place::Elsewhere(bytes.into())),
+            _ => Self(Storage::Elsewhere(bytes.into())),
         }
     }
 }
 
 impl<const N: usize> Default for Blob<N> {
     fn default() -> Self {
-        Self(Place::Here(0, [0; N]))
+        Self(Storage::Here(0, [0; N]))
     }
 }
 
@@ -70,7 +70,7 @@ mod tests {
             let bytes = vec![7; length];
             let blob = Blob::<30>::from(&*bytes);
             assert_eq!(*blob, *bytes);
-            assert_eq!(matches!(blob.0, Place::Here(..)), length <= 30, "{length}");
+            assert_eq!(matches!(blob.0, Storage::Here(..)), length <= 30, "{length}");
             assert_eq!(blob, blob.clone());
         }
         assert_eq!(size_of::<Blob<30>>(), 32);

@@ -17,18 +17,18 @@ pub const V4_RECORD: usize = 16;
 /// The length of an AAAA record with a pointer for its owner.
 pub const V6_RECORD: usize = 28;
 /// What every record of ours begins with: a pointer to the name in the question.
-pub const QUESTION: [u8; 2] = [0xc0, 12];
+const QUESTION: [u8; 2] = [0xc0, 12];
 
 /// Addresses by family, in order, each once, as records for the wire.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Addresses {
+pub struct AddressRecords {
     /// A records of [`V4_RECORD`] bytes each.
     pub v4: Blob<30>,
     /// AAAA records of [`V6_RECORD`] bytes each.
     pub v6: Blob<30>,
 }
 
-impl Addresses {
+impl AddressRecords {
     /// Writes the records.
     pub(crate) fn new(addresses: impl Iterator<Item = IpAddr>, lifetime: u32) -> Self {
         let mut all: Vec<IpAddr> = addresses.collect();
@@ -76,7 +76,7 @@ impl Addresses {
 
 /// What a Service's name stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum EntryKind {
     /// Only slices of it are known, or its address is still to be allocated.
     Unknown,
     ClusterIp,
@@ -86,25 +86,25 @@ pub(crate) enum Kind {
 
 /// One Service.
 #[derive(Clone, Debug)]
-pub(crate) struct Entry {
+pub(crate) struct ServiceEntry {
     /// The labels of its name and its namespace, in wire form.
     pub key: Blob<46>,
-    pub kind: Kind,
+    pub kind: EntryKind,
     /// What its own name stands for.
-    pub own: Addresses,
+    pub own: AddressRecords,
     /// The ports it can be asked for: its own, or those of its endpoints if it is headless.
     pub ports: Box<[Port]>,
     /// Ready endpoints, by label and address.
-    pub endpoints: Box<[Endpoint]>,
+    pub endpoints: Box<[ReadyEndpoint]>,
     /// What SRV records there are; only if it is headless.
-    pub pairs: Box<[Pair]>,
+    pub pairs: Box<[EndpointPort]>,
     /// What the name of each port stands for, if that is not the same for all of a headless Service.
-    by_port: Box<[Addresses]>,
+    by_port: Box<[AddressRecords]>,
     slices: Box<[Slice]>,
     /// Its endpoints by where they run; only if that is part of names.
     zones: Box<[Zonal]>,
     /// What it is in the zone for outsiders, if there is one and it is anything there.
-    public: Option<Arc<Entry>>,
+    public: Option<Arc<ServiceEntry>>,
     /// Whether this is what another one is in the zone for outsiders.
     pub outside: bool,
 }
@@ -115,12 +115,12 @@ pub(crate) struct Entry {
 struct Zonal {
     /// Labels in wire form.
     name: Box<[u8]>,
-    part: Arc<Entry>,
+    part: Arc<ServiceEntry>,
 }
 
 /// A ready endpoint. Those without a host name come first, by address.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Endpoint {
+pub(crate) struct ReadyEndpoint {
     pub host: Option<Box<str>>,
     pub address: IpAddr,
     slice: u16,
@@ -130,7 +130,7 @@ pub(crate) struct Endpoint {
 
 /// An endpoint with one of its ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Pair {
+pub(crate) struct EndpointPort {
     /// The first endpoint with that label.
     pub endpoint: u32,
     pub number: u16,
@@ -145,13 +145,13 @@ struct Slice {
     unready: u32,
 }
 
-impl Entry {
+impl ServiceEntry {
     /// A Service of which nothing is known yet.
-    pub fn new(key: &[u8]) -> Self {
+    pub(crate) fn new(key: &[u8]) -> Self {
         Self {
             key: key.into(),
-            kind: Kind::Unknown,
-            own: Addresses::default(),
+            kind: EntryKind::Unknown,
+            own: AddressRecords::default(),
             ports: Box::default(),
             endpoints: Box::default(),
             pairs: Box::default(),
@@ -164,37 +164,37 @@ impl Entry {
     }
 
     /// What it is in the zone for outsiders.
-    pub fn public(&self) -> Option<&Self> {
+    pub(crate) fn public(&self) -> Option<&Self> {
         self.public.as_deref()
     }
 
     /// Whether there is nothing left to know.
-    pub fn is_void(&self) -> bool {
-        self.kind == Kind::Unknown && self.slices.is_empty()
+    pub(crate) fn is_void(&self) -> bool {
+        self.kind == EntryKind::Unknown && self.slices.is_empty()
     }
 
-    pub fn is_headless(&self) -> bool {
-        self.kind == Kind::Headless
+    pub(crate) fn is_headless(&self) -> bool {
+        self.kind == EntryKind::Headless
     }
 
     /// Whether the Service itself exists.
-    pub fn exists(&self) -> bool {
-        self.kind != Kind::Unknown
+    pub(crate) fn exists(&self) -> bool {
+        self.kind != EntryKind::Unknown
     }
 
     /// Whether a slice of that name is part of it.
-    pub fn has_slice(&self, name: &str) -> bool {
+    pub(crate) fn has_slice(&self, name: &str) -> bool {
         self.slices.iter().any(|slice| *slice.name == *name)
     }
 
     /// How many endpoints are not ready.
-    pub fn unready(&self) -> u32 {
+    pub(crate) fn unready(&self) -> u32 {
         self.slices.iter().map(|slice| slice.unready).sum()
     }
 
     /// The same with another state of the Service itself. `outside` is the lifetime of answers to
     /// outsiders.
-    pub fn with_service(
+    pub(crate) fn with_service(
         &self,
         view: Option<ServiceView>,
         lifetimes: &Lifetimes,
@@ -206,32 +206,37 @@ impl Entry {
             Some(Arc::new(Self::of_public(&self.key, public, &view.ports, outside)))
         });
         let (kind, ports, addresses) = match view {
-            None => (Kind::Unknown, Vec::new(), Vec::new()),
+            None => (EntryKind::Unknown, Vec::new(), Vec::new()),
             Some(view) => match view.kind {
-                ServiceKind::ClusterIps(addresses) => (Kind::ClusterIp, view.ports, addresses),
-                ServiceKind::Headless => (Kind::Headless, Vec::new(), Vec::new()),
-                ServiceKind::External(name) => (Kind::External(name), Vec::new(), Vec::new()),
+                ServiceKind::ClusterIps(addresses) => (EntryKind::ClusterIp, view.ports, addresses),
+                ServiceKind::Headless => (EntryKind::Headless, Vec::new(), Vec::new()),
+                ServiceKind::External(name) => (EntryKind::External(name), Vec::new(), Vec::new()),
             },
         };
         entry.kind = kind;
         entry.ports = ports.into();
-        entry.own = Addresses::new(addresses.into_iter(), lifetimes.cluster_ip);
+        entry.own = AddressRecords::new(addresses.into_iter(), lifetimes.cluster_ip);
         entry.finish(lifetimes);
         entry
     }
 
     fn of_public(key: &[u8], view: &PublicView, ports: &[Port], lifetime: u32) -> Self {
         let (kind, addresses) = match view {
-            PublicView::Addresses(addresses) => (Kind::ClusterIp, addresses.as_slice()),
-            PublicView::Host(name) => (Kind::External(Some(name.clone())), &[][..]),
-            PublicView::Endpoints => (Kind::Headless, &[][..]),
+            PublicView::Addresses(addresses) => (EntryKind::ClusterIp, addresses.as_slice()),
+            PublicView::Host(name) => (EntryKind::External(Some(name.clone())), &[][..]),
+            PublicView::Endpoints => (EntryKind::Headless, &[][..]),
         };
-        let own = Addresses::new(addresses.iter().copied(), lifetime);
+        let own = AddressRecords::new(addresses.iter().copied(), lifetime);
         Self { kind, own, ports: ports.into(), outside: true, ..Self::new(key) }
     }
 
     /// The same with another state of one slice.
-    pub fn with_slice(&self, name: &str, view: Option<SliceView>, lifetimes: &Lifetimes) -> Self {
+    pub(crate) fn with_slice(
+        &self,
+        name: &str,
+        view: Option<SliceView>,
+        lifetimes: &Lifetimes,
+    ) -> Self {
         let mut entry = self.clone();
         let mut slices = std::mem::take(&mut entry.slices).into_vec();
         let mut endpoints = std::mem::take(&mut entry.endpoints).into_vec();
@@ -252,7 +257,7 @@ impl Entry {
             slices.push(Slice { name: name.into(), ports, unready });
             for EndpointView { host, address, zone } in view.endpoints {
                 let zone = zone.map_or(0, |zone| entry.zone_number(zone));
-                endpoints.push(Endpoint { host, address, slice, zone });
+                endpoints.push(ReadyEndpoint { host, address, slice, zone });
             }
         }
         share_labels(&mut endpoints);
@@ -264,9 +269,9 @@ impl Entry {
     }
 
     /// The same with other lifetimes.
-    pub fn with_lifetimes(&self, lifetimes: &Lifetimes) -> Self {
+    pub(crate) fn with_lifetimes(&self, lifetimes: &Lifetimes) -> Self {
         let mut entry = self.clone();
-        entry.own = Addresses::new(self.own.iter(), lifetimes.cluster_ip);
+        entry.own = AddressRecords::new(self.own.iter(), lifetimes.cluster_ip);
         entry.finish(lifetimes);
         entry
     }
@@ -277,7 +282,7 @@ impl Entry {
         self.by_port = Box::default();
         if self.public().is_some_and(Self::is_headless) {
             let mut public = Self {
-                kind: Kind::Headless,
+                kind: EntryKind::Headless,
                 endpoints: self.endpoints.clone(),
                 slices: self.slices.clone(),
                 outside: true,
@@ -286,11 +291,11 @@ impl Entry {
             public.finish(lifetimes);
             self.public = Some(Arc::new(public));
         }
-        if self.kind != Kind::Headless {
+        if self.kind != EntryKind::Headless {
             return;
         }
         let addresses = self.endpoints.iter().map(|endpoint| endpoint.address);
-        self.own = Addresses::new(addresses, lifetimes.endpoint);
+        self.own = AddressRecords::new(addresses, lifetimes.endpoint);
         let mut ports: Vec<Port> =
             self.used_slices().flat_map(|slice| slice.ports.to_vec()).collect();
         ports.sort_unstable();
@@ -305,7 +310,7 @@ impl Entry {
             for port in self.slices[usize::from(endpoint.slice)].ports.iter() {
                 let known = ports.iter().position(|known| same(known, port)).unwrap_or(0);
                 let endpoint = u32::try_from(first).unwrap_or(u32::MAX);
-                pairs.push(Pair { endpoint, number: port.number, port: number(known) });
+                pairs.push(EndpointPort { endpoint, number: port.number, port: number(known) });
             }
         }
         pairs.sort_unstable();
@@ -321,7 +326,7 @@ impl Entry {
     }
 
     /// The addresses of the endpoints that have each port; nothing if all have all.
-    fn addresses_by_port(&self, lifetimes: &Lifetimes) -> Box<[Addresses]> {
+    fn addresses_by_port(&self, lifetimes: &Lifetimes) -> Box<[AddressRecords]> {
         let has = |slice: &Slice, port: &Port| {
             let same = |own: &Port| own.name == port.name && own.protocol == port.protocol;
             slice.ports.iter().any(same)
@@ -330,15 +335,15 @@ impl Entry {
             return Box::default();
         }
         let of_port = |port: &Port| {
-            let serves = |one: &&Endpoint| has(&self.slices[usize::from(one.slice)], port);
+            let serves = |one: &&ReadyEndpoint| has(&self.slices[usize::from(one.slice)], port);
             let endpoints = self.endpoints.iter().filter(serves);
-            Addresses::new(endpoints.map(|one| one.address), lifetimes.endpoint)
+            AddressRecords::new(endpoints.map(|one| one.address), lifetimes.endpoint)
         };
         self.ports.iter().map(of_port).collect()
     }
 
     /// What the name of one of its ports stands for.
-    pub fn at_port(&self, port: usize) -> &Addresses {
+    pub(crate) fn at_port(&self, port: usize) -> &AddressRecords {
         self.by_port.get(port).unwrap_or(&self.own)
     }
 
@@ -355,7 +360,7 @@ impl Entry {
     fn part(&self, zone: u16, lifetimes: &Lifetimes) -> Self {
         let here = self.endpoints.iter().filter(|endpoint| endpoint.zone == zone);
         let mut part = Self {
-            kind: Kind::Headless,
+            kind: EntryKind::Headless,
             endpoints: here.cloned().collect(),
             slices: self.slices.clone(),
             ..Self::new(&self.key)
@@ -377,17 +382,18 @@ impl Entry {
     }
 
     /// What runs in a zone, whose name is labels in wire form; `None` if nothing does.
-    pub fn in_zone(&self, name: &[u8]) -> Option<&Self> {
+    pub(crate) fn in_zone(&self, name: &[u8]) -> Option<&Self> {
         let zone = self.zones.iter().find(|zone| *zone.name == *name)?;
         Some(zone.part.as_ref()).filter(|part| !part.endpoints.is_empty())
     }
 
     /// The endpoints with a label; empty if there are none.
-    pub fn host(&self, label: &[u8]) -> &[Endpoint] {
+    pub(crate) fn host(&self, label: &[u8]) -> &[ReadyEndpoint] {
         let unnamed = self.endpoints.partition_point(|endpoint| endpoint.host.is_none());
         let (unnamed, named) = self.endpoints.split_at(unnamed);
-        let name =
-            |endpoint: &Endpoint| endpoint.host.as_deref().unwrap_or_default().as_bytes() < label;
+        let name = |endpoint: &ReadyEndpoint| {
+            endpoint.host.as_deref().unwrap_or_default().as_bytes() < label
+        };
         let from = named.partition_point(name);
         let rest = &named[from..];
         let count = rest.iter().take_while(|e| e.host.as_deref().map(str::as_bytes) == Some(label));
@@ -405,27 +411,27 @@ impl Entry {
     }
 
     /// The endpoints from this one on that share its label.
-    pub fn group(&self, first: usize) -> &[Endpoint] {
+    pub(crate) fn group(&self, first: usize) -> &[ReadyEndpoint] {
         let rest = &self.endpoints[first..];
         let count = rest.iter().take_while(|endpoint| endpoint.shares_label(&rest[0])).count();
         &rest[..count]
     }
 
     /// Finds the port `_name._protocol`.
-    pub fn port(&self, name: &[u8], protocol: &[u8]) -> Option<usize> {
+    pub(crate) fn port(&self, name: &[u8], protocol: &[u8]) -> Option<usize> {
         let same = |port: &Port| *port.name.as_bytes() == *name && is(protocol, port.protocol);
         self.ports.iter().position(same)
     }
 
     /// Whether there is any named port of that protocol.
-    pub fn has_protocol(&self, protocol: &[u8]) -> bool {
+    pub(crate) fn has_protocol(&self, protocol: &[u8]) -> bool {
         self.ports.iter().any(|port| !port.name.is_empty() && is(protocol, port.protocol))
     }
 }
 
-impl Endpoint {
+impl ReadyEndpoint {
     /// Whether both have the same name.
-    pub fn shares_label(&self, other: &Self) -> bool {
+    pub(crate) fn shares_label(&self, other: &Self) -> bool {
         match (&self.host, &other.host) {
             (None, None) => self.address == other.address,
             (one, two) => one == two,
@@ -435,8 +441,8 @@ impl Endpoint {
 
 /// An endpoint may be called what another one is called by its address. Then both have that name, and
 /// it is written once.
-fn share_labels(endpoints: &mut [Endpoint]) {
-    let looks_like = |endpoint: &Endpoint| {
+fn share_labels(endpoints: &mut [ReadyEndpoint]) {
+    let looks_like = |endpoint: &ReadyEndpoint| {
         let host = endpoint.host.as_deref()?.as_bytes();
         undashed(host).filter(|address| Dashed::new(*address).bytes() == host)
     };

@@ -2,15 +2,18 @@
 
 use std::fmt;
 
-use crate::answer::{Answer, End, MAX_ALIASES, Path, RecordType};
-use crate::entry::{Entry, Kind};
+use crate::aliases::MAX_ALIASES;
+use crate::answer::{Answer, AnswerEnd};
+use crate::entry::{EntryKind, ServiceEntry};
+use crate::label_path::LabelPath;
 use crate::name::find_suffix;
+use crate::record_type::RecordType;
 use crate::settings::{Namespaces, PodNames};
 use crate::zone::{Zone, name_of, namespace_of, text};
 
 /// The reason for an empty answer. It borrows, so that it costs nothing until it is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason<'a> {
+pub enum AnswerReason<'a> {
     /// Not everything has been listed yet.
     NotListed,
     /// ExternalName Services point at each other.
@@ -43,47 +46,49 @@ pub enum Reason<'a> {
     NoSuchForm,
 }
 
-impl fmt::Display for Reason<'_> {
+impl fmt::Display for AnswerReason<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Reason::NotListed => write!(f, "not all objects of the cluster are listed yet"),
-            Reason::Loop => write!(f, "ExternalName Services point at each other in a circle"),
-            Reason::TooLong => {
+            AnswerReason::NotListed => write!(f, "not all objects of the cluster are listed yet"),
+            AnswerReason::Loop => {
+                write!(f, "ExternalName Services point at each other in a circle")
+            }
+            AnswerReason::TooLong => {
                 write!(f, "more than {MAX_ALIASES} ExternalName Services lead from one to the next")
             }
-            Reason::NoNamespace(namespace) => write!(f, "there is no namespace {namespace}"),
-            Reason::HiddenNamespace(namespace) => {
+            AnswerReason::NoNamespace(namespace) => write!(f, "there is no namespace {namespace}"),
+            AnswerReason::HiddenNamespace(namespace) => {
                 write!(f, "namespace {namespace} is not among those that are served")
             }
-            Reason::NoService(service, namespace) => {
+            AnswerReason::NoService(service, namespace) => {
                 write!(f, "there is no Service {service} in namespace {namespace}")
             }
-            Reason::OtherNamespace(service, there, here) => {
+            AnswerReason::OtherNamespace(service, there, here) => {
                 write!(f, "Service {service} exists in namespace {there}, you asked in {here}")
             }
-            Reason::NothingReady(service, namespace, 0) => {
+            AnswerReason::NothingReady(service, namespace, 0) => {
                 write!(f, "headless Service {namespace}/{service} has no endpoints")
             }
-            Reason::NothingReady(service, namespace, unready) => {
+            AnswerReason::NothingReady(service, namespace, unready) => {
                 write!(f, "Service {namespace}/{service} has 0 of {unready} endpoints ready")
             }
-            Reason::NoHost(host, service, namespace) => {
+            AnswerReason::NoHost(host, service, namespace) => {
                 write!(f, "Service {namespace}/{service} has no ready endpoint called {host}")
             }
-            Reason::NoPort(service, namespace) => {
+            AnswerReason::NoPort(service, namespace) => {
                 write!(f, "Service {namespace}/{service} has no port of that name and protocol")
             }
-            Reason::BelowAlias(service, namespace) => {
+            AnswerReason::BelowAlias(service, namespace) => {
                 write!(f, "{namespace}/{service} is an ExternalName, there is nothing below it")
             }
-            Reason::NotAName(service, namespace) => {
+            AnswerReason::NotAName(service, namespace) => {
                 write!(f, "the externalName of {namespace}/{service} is not a domain name")
             }
-            Reason::OtherFamily(family) => {
+            AnswerReason::OtherFamily(family) => {
                 write!(f, "the name exists, but has no {family} address")
             }
-            Reason::NoPod => write!(f, "there is no pod of that name"),
-            Reason::NoSuchForm => write!(f, "no name in the cluster has that form"),
+            AnswerReason::NoPod => write!(f, "there is no pod of that name"),
+            AnswerReason::NoSuchForm => write!(f, "no name in the cluster has that form"),
         }
     }
 }
@@ -96,51 +101,53 @@ impl Zone {
         name: &'a [u8],
         kind: RecordType,
         answer: &Answer<'a>,
-    ) -> Option<Reason<'a>> {
+    ) -> Option<AnswerReason<'a>> {
         match answer.end {
-            End::NotReady => return Some(Reason::NotListed),
-            End::Loop => return Some(Reason::Loop),
-            End::TooLong => return Some(Reason::TooLong),
-            End::NoData(_) => {
+            AnswerEnd::NotReady => return Some(AnswerReason::NotListed),
+            AnswerEnd::Loop => return Some(AnswerReason::Loop),
+            AnswerEnd::TooLong => return Some(AnswerReason::TooLong),
+            AnswerEnd::NoData(_) => {
                 return match kind {
-                    RecordType::A => Some(Reason::OtherFamily("IPv4")),
-                    RecordType::Aaaa => Some(Reason::OtherFamily("IPv6")),
+                    RecordType::A => Some(AnswerReason::OtherFamily("IPv4")),
+                    RecordType::Aaaa => Some(AnswerReason::OtherFamily("IPv6")),
                     _ => None,
                 };
             }
-            End::NoName(_) => {}
+            AnswerEnd::NoName(_) => {}
             _ => return None,
         }
         let name = answer.aliases.iter().last().map_or(name, |alias| alias.wire());
         let at = find_suffix(name, self.origin().wire())?;
-        let Some(path) = Path::read(name, at) else { return Some(Reason::NoSuchForm) };
+        let Some(path) = LabelPath::read(name, at) else { return Some(AnswerReason::NoSuchForm) };
         match path.label(0) {
             b"svc" if path.depth >= 2 => Some(self.explain_service(&path)),
             b"pod" if path.depth >= 2 && self.settings.pods == PodNames::Disabled => {
-                Some(Reason::NoPod)
+                Some(AnswerReason::NoPod)
             }
             b"pod" if path.depth >= 2 => {
-                Some(self.explain_namespace(path.wire(1, 1)).unwrap_or(Reason::NoPod))
+                Some(self.explain_namespace(path.wire(1, 1)).unwrap_or(AnswerReason::NoPod))
             }
-            _ => Some(Reason::NoSuchForm),
+            _ => Some(AnswerReason::NoSuchForm),
         }
     }
 
-    fn explain_namespace<'a>(&'a self, label: &'a [u8]) -> Option<Reason<'a>> {
+    fn explain_namespace<'a>(&'a self, label: &'a [u8]) -> Option<AnswerReason<'a>> {
         if self.namespace(label).is_some() {
             return None;
         }
         let name = text(&label[1..]);
         Some(match &self.settings.namespaces {
-            Namespaces::Listed(names) if !names.contains(name) => Reason::HiddenNamespace(name),
-            _ => Reason::NoNamespace(name),
+            Namespaces::Listed(names) if !names.contains(name) => {
+                AnswerReason::HiddenNamespace(name)
+            }
+            _ => AnswerReason::NoNamespace(name),
         })
     }
 
-    fn explain_service<'a>(&'a self, path: &Path<'a>) -> Reason<'a> {
+    fn explain_service<'a>(&'a self, path: &LabelPath<'a>) -> AnswerReason<'a> {
         let namespace = path.wire(1, 1);
         if path.depth == 2 {
-            return self.explain_namespace(namespace).unwrap_or(Reason::NoSuchForm);
+            return self.explain_namespace(namespace).unwrap_or(AnswerReason::NoSuchForm);
         }
         let key = path.wire(1, 2);
         let (service, place) = (text(&name_of(key)[1..]), text(&namespace[1..]));
@@ -150,11 +157,11 @@ impl Zone {
             return match other {
                 Some(other) => {
                     let there = text(&namespace_of(&other.key)[1..]);
-                    Reason::OtherNamespace(service, there, place)
+                    AnswerReason::OtherNamespace(service, there, place)
                 }
-                None => {
-                    self.explain_namespace(namespace).unwrap_or(Reason::NoService(service, place))
-                }
+                None => self
+                    .explain_namespace(namespace)
+                    .unwrap_or(AnswerReason::NoService(service, place)),
             };
         };
         explain_entry(entry, path, service, place)
@@ -162,21 +169,21 @@ impl Zone {
 }
 
 fn explain_entry<'a>(
-    entry: &Entry,
-    path: &Path<'a>,
+    entry: &ServiceEntry,
+    path: &LabelPath<'a>,
     service: &'a str,
     place: &'a str,
-) -> Reason<'a> {
+) -> AnswerReason<'a> {
     match (&entry.kind, path.depth) {
-        (Kind::External(_), 4..) => Reason::BelowAlias(service, place),
-        (Kind::External(_), _) => Reason::NotAName(service, place),
+        (EntryKind::External(_), 4..) => AnswerReason::BelowAlias(service, place),
+        (EntryKind::External(_), _) => AnswerReason::NotAName(service, place),
         _ if entry.endpoints.is_empty() && (entry.is_headless() || path.depth == 3) => {
-            Reason::NothingReady(service, place, entry.unready())
+            AnswerReason::NothingReady(service, place, entry.unready())
         }
         (_, 4) if path.label(3).first() != Some(&b'_') => {
-            Reason::NoHost(text(path.label(3)), service, place)
+            AnswerReason::NoHost(text(path.label(3)), service, place)
         }
-        (_, 4 | 5) => Reason::NoPort(service, place),
-        _ => Reason::NoSuchForm,
+        (_, 4 | 5) => AnswerReason::NoPort(service, place),
+        _ => AnswerReason::NoSuchForm,
     }
 }

@@ -26,20 +26,20 @@ impl<V, const LEAVES: usize> Default for Index<V, LEAVES> {
 
 impl<V: Clone, const LEAVES: usize> Index<V, LEAVES> {
     /// All values with that hash.
-    pub fn get(&self, hash: u64) -> impl Iterator<Item = &V> {
+    pub(crate) fn get(&self, hash: u64) -> impl Iterator<Item = &V> {
         let (branch, leaf) = place::<LEAVES>(hash);
         let all = self.branches[branch][leaf].iter();
         all.filter(move |(known, _)| *known == hash).map(|(_, value)| value)
     }
 
     /// Every value there is.
-    pub fn iter(&self) -> impl Iterator<Item = &V> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &V> {
         let leaves = self.branches.iter().flat_map(|branch| branch.iter());
         leaves.flat_map(|leaf| leaf.iter().map(|(_, value)| value))
     }
 
     /// Puts a value in the place of the one that `same` recognises, or adds it.
-    pub fn insert(&mut self, hash: u64, value: V, same: impl Fn(&V) -> bool) {
+    pub(crate) fn insert(&mut self, hash: u64, value: V, same: impl Fn(&V) -> bool) {
         let leaf = self.leaf(hash);
         let mut values = leaf.to_vec();
         match values.iter_mut().find(|(known, value)| *known == hash && same(value)) {
@@ -53,7 +53,7 @@ impl<V: Clone, const LEAVES: usize> Index<V, LEAVES> {
     }
 
     /// Removes the values that `same` recognises.
-    pub fn remove(&mut self, hash: u64, same: impl Fn(&V) -> bool) {
+    pub(crate) fn remove(&mut self, hash: u64, same: impl Fn(&V) -> bool) {
         let leaf = self.leaf(hash);
         let gone = |(known, value): &(u64, V)| *known == hash && same(value);
         if leaf.iter().any(gone) {

@@ -6,16 +6,23 @@
 //! RFC 8020 demands: a name with something below it exists for every type. Bytes on the wire, sockets and other people's zones belong to
 //! `roadstead-dns`.
 
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests read files and clocks"))]
+
+mod address_names;
+mod aliases;
 pub mod answer;
 pub mod blob;
 pub mod entry;
 pub mod explain;
 mod index;
+mod label_path;
 pub mod name;
 mod prefixes;
+pub mod record_type;
 pub mod records;
 pub mod reverse;
 pub mod search;
+pub mod seed;
 pub mod settings;
 pub mod transfer;
 pub mod view;

@@ -4,10 +4,10 @@
 //! Each is kept with the number of those right below it, so that an address that comes or goes costs
 //! no more steps than there are names that come or go with it, and one more.
 
-use std::hash::BuildHasher;
 use std::net::IpAddr;
 
 use crate::index::Index;
+use crate::seed::Seed;
 
 /// The beginning of an address: some of its octets, or some half octets of the newer family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -15,33 +15,33 @@ pub(crate) struct Prefix {
     bits: u128,
     /// How many parts of the address it has.
     parts: u8,
-    family: Family,
+    family: ReverseFamily,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Family {
+enum ReverseFamily {
     V4,
     V6,
 }
 
-impl Family {
+impl ReverseFamily {
     fn bits_per_part(self) -> u32 {
         match self {
-            Family::V4 => 8,
-            Family::V6 => 4,
+            ReverseFamily::V4 => 8,
+            ReverseFamily::V6 => 4,
         }
     }
 }
 
 impl Prefix {
     /// Nothing of an address of the older or the newer family.
-    pub fn none(is_v4: bool) -> Self {
-        let family = if is_v4 { Family::V4 } else { Family::V6 };
+    pub(crate) fn none(is_v4: bool) -> Self {
+        let family = if is_v4 { ReverseFamily::V4 } else { ReverseFamily::V6 };
         Self { bits: 0, parts: 0, family }
     }
 
     /// With one part more.
-    pub fn with(self, part: u8) -> Self {
+    pub(crate) fn with(self, part: u8) -> Self {
         let bits = self.bits << self.family.bits_per_part() | u128::from(part);
         Self { bits, parts: self.parts + 1, ..self }
     }
@@ -55,9 +55,11 @@ impl Prefix {
     fn of(address: IpAddr) -> Self {
         match address {
             IpAddr::V4(address) => {
-                Self { bits: u32::from(address).into(), parts: 4, family: Family::V4 }
+                Self { bits: u32::from(address).into(), parts: 4, family: ReverseFamily::V4 }
             }
-            IpAddr::V6(address) => Self { bits: address.into(), parts: 32, family: Family::V6 },
+            IpAddr::V6(address) => {
+                Self { bits: address.into(), parts: 32, family: ReverseFamily::V6 }
+            }
         }
     }
 }
@@ -70,8 +72,8 @@ pub(crate) struct Prefixes {
 }
 
 impl Prefixes {
-    pub fn contains(&self, hasher: &impl BuildHasher, prefix: Prefix) -> bool {
-        self.count(hasher.hash_one(prefix), prefix) > 0
+    pub(crate) fn contains(&self, seed: &Seed, prefix: Prefix) -> bool {
+        self.count(seed.hash(&prefix), prefix) > 0
     }
 
     fn count(&self, hash: u64, prefix: Prefix) -> u32 {
@@ -80,10 +82,10 @@ impl Prefixes {
     }
 
     /// Takes in an address that is not there.
-    pub fn add(&mut self, hasher: &impl BuildHasher, address: IpAddr) {
+    pub(crate) fn add(&mut self, seed: &Seed, address: IpAddr) {
         let mut next = Prefix::of(address).parent();
         while let Some(prefix) = next {
-            let hash = hasher.hash_one(prefix);
+            let hash = seed.hash(&prefix);
             let count = self.count(hash, prefix);
             self.counts.insert(hash, (prefix, count + 1), |(known, _)| *known == prefix);
             next = prefix.parent().filter(|_| count == 0);
@@ -91,10 +93,10 @@ impl Prefixes {
     }
 
     /// Takes away an address that is there.
-    pub fn remove(&mut self, hasher: &impl BuildHasher, address: IpAddr) {
+    pub(crate) fn remove(&mut self, seed: &Seed, address: IpAddr) {
         let mut next = Prefix::of(address).parent();
         while let Some(prefix) = next {
-            let hash = hasher.hash_one(prefix);
+            let hash = seed.hash(&prefix);
             let count = self.count(hash, prefix).saturating_sub(1);
             if count > 0 {
                 self.counts.insert(hash, (prefix, count), |(known, _)| *known == prefix);
@@ -109,7 +111,6 @@ impl Prefixes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use foldhash::quality::RandomState;
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
@@ -129,21 +130,21 @@ mod tests {
         /// Whatever comes and goes, what begins an address is there, and nothing else.
         #[test]
         fn as_many_as_there_are(changes in prop::collection::vec((addresses(), any::<bool>()), 0..60)) {
-            let hasher = RandomState::default();
+            let seed = Seed::new(1);
             let (mut all, mut set) = (Prefixes::default(), BTreeSet::new());
             for (address, comes) in &changes {
                 match comes {
-                    true if set.insert(*address) => all.add(&hasher, *address),
-                    false if set.remove(address) => all.remove(&hasher, *address),
+                    true if set.insert(*address) => all.add(&seed, *address),
+                    false if set.remove(address) => all.remove(&seed, *address),
                     _ => {}
                 }
             }
             for prefix in changes.iter().flat_map(|(address, _)| prefixes(*address)) {
                 let want = set.iter().any(|address| prefixes(*address).contains(&prefix));
-                prop_assert_eq!(all.contains(&hasher, prefix), want, "{:?}", prefix);
+                prop_assert_eq!(all.contains(&seed, prefix), want, "{:?}", prefix);
             }
             for address in &set {
-                all.remove(&hasher, *address);
+                all.remove(&seed, *address);
             }
             prop_assert_eq!(all.counts.iter().count(), 0);
         }

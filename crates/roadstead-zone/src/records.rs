@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use crate::answer::RecordType;
-use crate::entry::{Addresses, Endpoint, Entry};
+use crate::entry::{AddressRecords, ReadyEndpoint, ServiceEntry};
+use crate::record_type::RecordType;
 use crate::zone::Zone;
 
 /// Records of one type.
@@ -28,9 +28,9 @@ pub enum Records<'a> {
     /// The SOA record.
     Soa,
     /// The NS record: the Service that leads to this server, or `ns.dns` in the zone.
-    Ns(Option<Target<'a>>),
+    Ns(Option<RecordTarget<'a>>),
     /// The same of a zone of addresses: `ns.dns` is in the cluster's zone then.
-    NsOfAddresses(Option<Target<'a>>),
+    NsOfAddresses(Option<RecordTarget<'a>>),
     /// The version of the DNS specification.
     Version,
 }
@@ -47,14 +47,14 @@ pub enum HostLabel<'a> {
 }
 
 impl<'a> HostLabel<'a> {
-    pub(crate) fn of(endpoint: &'a Endpoint) -> Self {
+    pub(crate) fn of(endpoint: &'a ReadyEndpoint) -> Self {
         endpoint.host.as_deref().map_or(HostLabel::Address(endpoint.address), HostLabel::Name)
     }
 }
 
 /// A name in the zone: `host.service.namespace.svc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Target<'a> {
+pub struct RecordTarget<'a> {
     /// The endpoint, or the Service itself.
     pub host: HostLabel<'a>,
     /// The labels of the Service and its namespace, in wire form.
@@ -64,7 +64,7 @@ pub struct Target<'a> {
 /// The endpoints behind one name.
 #[derive(Clone, Copy, Debug)]
 pub struct Host<'a> {
-    pub(crate) endpoints: &'a [Endpoint],
+    pub(crate) endpoints: &'a [ReadyEndpoint],
 }
 
 impl<'a> Host<'a> {
@@ -72,7 +72,7 @@ impl<'a> Host<'a> {
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> + use<'a> {
         let all = self.endpoints.iter().enumerate();
         let endpoints = self.endpoints;
-        let fresh = move |(at, endpoint): &(usize, &Endpoint)| {
+        let fresh = move |(at, endpoint): &(usize, &ReadyEndpoint)| {
             *at == 0 || endpoints[at - 1].address != endpoint.address
         };
         all.filter(fresh).map(|(_, endpoint)| endpoint.address)
@@ -95,22 +95,22 @@ pub struct ServiceRecord<'a> {
     /// Shares add up to about a hundred.
     pub weight: u16,
     /// Who serves it.
-    pub target: Target<'a>,
+    pub target: RecordTarget<'a>,
 }
 
 /// A target of SRV records, with its addresses.
 #[derive(Debug)]
 pub enum Glue<'a> {
     /// The Service's own.
-    Own(Target<'a>, &'a Addresses),
+    Own(RecordTarget<'a>, &'a AddressRecords),
     /// An endpoint's.
-    Host(Target<'a>, Host<'a>),
+    Host(RecordTarget<'a>, Host<'a>),
 }
 
 /// The SRV records of a Service, of one port or of all.
 #[derive(Clone, Copy, Debug)]
 pub struct ServiceRecords<'a> {
-    pub(crate) entry: &'a Entry,
+    pub(crate) entry: &'a ServiceEntry,
     /// Which of its ports.
     pub(crate) only: Option<usize>,
 }
@@ -130,7 +130,7 @@ impl<'a> ServiceRecords<'a> {
         self.own().chain(hosts).map(move |(host, port)| ServiceRecord {
             port,
             weight,
-            target: Target { host, key: &entry.key },
+            target: RecordTarget { host, key: &entry.key },
         })
     }
 
@@ -138,7 +138,7 @@ impl<'a> ServiceRecords<'a> {
     /// these name each.
     pub fn glue(&self) -> impl Iterator<Item = (Glue<'a>, usize)> + use<'a> {
         let entry = self.entry;
-        let target = move |host| Target { host, key: &entry.key };
+        let target = move |host| RecordTarget { host, key: &entry.key };
         let own = Some(self.own().count()).filter(|count| *count > 0);
         let own = own.map(|count| (Glue::Own(target(HostLabel::Service), &entry.own), count));
         let mut named = self.of_hosts().peekable();
@@ -156,14 +156,14 @@ impl<'a> ServiceRecords<'a> {
     }
 
     /// All endpoints by label, whether the records name them or not.
-    pub(crate) fn hosts(&self) -> impl Iterator<Item = (Target<'a>, Host<'a>)> + use<'a> {
+    pub(crate) fn hosts(&self) -> impl Iterator<Item = (RecordTarget<'a>, Host<'a>)> + use<'a> {
         let entry = self.entry;
         let mut at = 0;
         std::iter::from_fn(move || {
             let endpoints = (at < entry.endpoints.len()).then(|| entry.group(at))?;
             at += endpoints.len();
             let host = HostLabel::of(endpoints.first()?);
-            Some((Target { host, key: &entry.key }, Host { endpoints }))
+            Some((RecordTarget { host, key: &entry.key }, Host { endpoints }))
         })
     }
 
@@ -217,10 +217,10 @@ pub struct PointerRecords<'a> {
 
 impl<'a> PointerRecords<'a> {
     /// The Service that has it as its ClusterIP, or else every Service with such an endpoint.
-    pub fn iter(&self) -> impl Iterator<Item = Target<'a>> + use<'a> {
+    pub fn iter(&self) -> impl Iterator<Item = RecordTarget<'a>> + use<'a> {
         let Self { zone, address } = *self;
         let own = zone.with_cluster_ip(address).next();
-        let own = own.map(|entry| Target { host: HostLabel::Service, key: &entry.key });
+        let own = own.map(|entry| RecordTarget { host: HostLabel::Service, key: &entry.key });
         let others = zone.with_endpoint(address).filter(move |_| own.is_none());
         own.into_iter().chain(others.flat_map(move |entry| {
             let here =
@@ -232,7 +232,7 @@ impl<'a> PointerRecords<'a> {
                     !(before.shares_label(e) && before.address == e.address)
                 }
             });
-            fresh.map(|(_, e)| Target { host: HostLabel::of(e), key: &entry.key })
+            fresh.map(|(_, e)| RecordTarget { host: HostLabel::of(e), key: &entry.key })
         }))
     }
 }

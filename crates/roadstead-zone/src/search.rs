@@ -12,14 +12,14 @@ const ROOT: &[u8] = &[0];
 
 /// A search list.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Search {
+pub struct SearchList {
     /// What is put behind a name, in small letters; never empty.
     domains: Vec<Name>,
     /// A name with so many dots is tried as it is first.
     dots: usize,
 }
 
-impl Search {
+impl SearchList {
     /// Reads a list; `None` if it is empty or one of its domains is no name.
     pub fn new(domains: &[String], dots: usize) -> Option<Self> {
         let domains = domains.iter().map(|domain| Some(Name::parse(domain)?.to_lowercase()));
@@ -94,13 +94,14 @@ impl Zone {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::Settings;
+    use crate::seed::Seed;
+    use crate::settings::ZoneSettings;
     use crate::zone::Keeper;
     use serde_json::json;
 
-    fn search() -> Search {
+    fn search() -> SearchList {
         let domains = ["shop.svc.cluster.local", "svc.cluster.local", "cluster.local", "corp"];
-        Search::new(&domains.map(str::to_owned), 5).unwrap()
+        SearchList::new(&domains.map(str::to_owned), 5).unwrap()
     }
 
     fn wire(text: &str) -> Vec<u8> {
@@ -143,8 +144,8 @@ mod tests {
         let long = wire(&format!("{}.{}", ["abcdefghi"; 22].join("."), "ab"));
         let base = &long[..long.len() - 1];
         assert!(search.rest(base).is_none());
-        assert!(Search::new(&["a..b".into()], 5).is_none());
-        assert!(Search::new(&[], 5).is_none());
+        assert!(SearchList::new(&["a..b".into()], 5).is_none());
+        assert!(SearchList::new(&[], 5).is_none());
     }
 
     #[test]
@@ -171,7 +172,8 @@ mod tests {
 
     #[test]
     fn names_that_are_out_of_place() {
-        let mut keeper = Keeper::new(Settings::new(&Name::parse("cluster.local").unwrap()), 1);
+        let mut keeper =
+            Keeper::new(ZoneSettings::new(&Name::parse("cluster.local").unwrap()), 1, Seed::new(1));
         let db = json!({"metadata": {"namespace": "shop", "name": "db"}, "spec": {"clusterIPs": ["None"]}});
         keeper.observe_service(&serde_json::from_value(db).unwrap());
         keeper.set_synced();

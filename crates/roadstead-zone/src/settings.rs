@@ -73,7 +73,7 @@ pub struct Outside {
 
 /// What the operator chooses.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct ZoneSettings {
     /// The zone's name.
     pub origin: Name,
     /// How long clients may remember answers.
@@ -104,7 +104,7 @@ pub struct Settings {
     pub coredns_compat: bool,
 }
 
-impl Settings {
+impl ZoneSettings {
     /// The usual settings for a zone.
     pub fn new(origin: &Name) -> Self {
         Self {

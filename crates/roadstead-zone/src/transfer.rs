@@ -3,26 +3,26 @@
 
 use std::net::IpAddr;
 
-use crate::entry::{Entry, Kind};
+use crate::entry::{EntryKind, ServiceEntry};
 use crate::name::Name;
-use crate::records::{HostLabel, ServiceRecords, Target};
+use crate::records::{HostLabel, RecordTarget, ServiceRecords};
 use crate::view::Dashed;
 use crate::zone::Zone;
 
 /// One record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Copied {
+pub struct ZoneRecord {
     /// Whose it is, in wire form.
     pub owner: Vec<u8>,
     /// How long it may be remembered.
     pub lifetime: u32,
     /// What it says.
-    pub data: Data,
+    pub data: RecordData,
 }
 
 /// What a record says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Data {
+pub enum RecordData {
     /// An address.
     Address(IpAddr),
     /// Another name.
@@ -40,34 +40,35 @@ pub enum Data {
 
 impl Zone {
     /// All records but the zone's own, Service by Service.
-    pub fn copy(&self) -> impl Iterator<Item = Copied> {
+    pub fn copy(&self) -> impl Iterator<Item = ZoneRecord> {
         self.existing().flat_map(|entry| self.copy_of(entry))
     }
 
-    fn copy_of(&self, entry: &Entry) -> Vec<Copied> {
+    fn copy_of(&self, entry: &ServiceEntry) -> Vec<ZoneRecord> {
         let lifetimes = &self.settings().lifetimes;
         let lifetime = match entry.kind {
-            Kind::ClusterIp => lifetimes.cluster_ip,
+            EntryKind::ClusterIp => lifetimes.cluster_ip,
             _ => lifetimes.endpoint,
         };
         let mut all = Vec::new();
-        let mut add = |owner: &[u8], data| all.push(Copied { owner: owner.into(), lifetime, data });
-        let own = self.name_of(Target { host: HostLabel::Service, key: &entry.key });
-        if let Kind::External(target) = &entry.kind {
+        let mut add =
+            |owner: &[u8], data| all.push(ZoneRecord { owner: owner.into(), lifetime, data });
+        let own = self.name_of(RecordTarget { host: HostLabel::Service, key: &entry.key });
+        if let EntryKind::External(target) = &entry.kind {
             if let Some(target) = target {
-                add(&own, Data::Alias(target.clone()));
+                add(&own, RecordData::Alias(target.clone()));
             }
             return all;
         }
-        entry.own.iter().for_each(|address| add(&own, Data::Address(address)));
+        entry.own.iter().for_each(|address| add(&own, RecordData::Address(address)));
         let records = ServiceRecords { entry, only: None };
         for (target, host) in records.hosts().filter(|_| entry.is_headless()) {
             let name = self.name_of(target);
-            host.addresses().for_each(|address| add(&name, Data::Address(address)));
+            host.addresses().for_each(|address| add(&name, RecordData::Address(address)));
         }
         for record in records.iter() {
             let target = self.name_of(record.target);
-            add(&own, Data::Service { weight: record.weight, port: record.port, target });
+            add(&own, RecordData::Service { weight: record.weight, port: record.port, target });
         }
         let named = entry.ports.iter().enumerate().filter(|(_, port)| !port.name.is_empty());
         for (at, port) in named {
@@ -77,14 +78,17 @@ impl Zone {
             owner.extend(&own);
             for record in (ServiceRecords { entry, only: Some(at) }).iter() {
                 let target = self.name_of(record.target);
-                add(&owner, Data::Service { weight: record.weight, port: record.port, target });
+                add(
+                    &owner,
+                    RecordData::Service { weight: record.weight, port: record.port, target },
+                );
             }
         }
         all
     }
 
     /// A name in wire form.
-    fn name_of(&self, target: Target<'_>) -> Vec<u8> {
+    fn name_of(&self, target: RecordTarget<'_>) -> Vec<u8> {
         let mut name = Vec::new();
         match target.host {
             HostLabel::Service => {}

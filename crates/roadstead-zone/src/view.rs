@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::{Endpoint as ApiEndpoint, EndpointSlice};
 
 use crate::name::Name;
-use crate::settings::{Outside, Settings};
+use crate::settings::{Outside, ZoneSettings};
 
 /// What a Service's name stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,7 +66,7 @@ pub(crate) enum Protocol {
 
 impl Protocol {
     /// The label without its underscore.
-    pub fn label(self) -> &'static str {
+    pub(crate) fn label(self) -> &'static str {
         match self {
             Protocol::Tcp => "tcp",
             Protocol::Udp => "udp",
@@ -98,7 +98,7 @@ impl Port {
 }
 
 impl ServiceView {
-    pub fn read(service: &Service, settings: &Settings) -> Option<Self> {
+    pub(crate) fn read(service: &Service, settings: &ZoneSettings) -> Option<Self> {
         let spec = service.spec.as_ref()?;
         let ports = spec.ports.iter().flatten();
         let ports = ports
@@ -144,7 +144,7 @@ pub(crate) struct EndpointView {
 
 impl SliceView {
     /// The settings say whether a pod's name may stand in for a host name, and whether zones count.
-    pub fn read(slice: &EndpointSlice, settings: &Settings) -> Self {
+    pub(crate) fn read(slice: &EndpointSlice, settings: &ZoneSettings) -> Self {
         let ports = slice.ports.iter().flatten();
         let ports =
             ports.filter_map(|p| Port::read(p.name.as_deref(), p.protocol.as_deref(), p.port));

@@ -5,20 +5,20 @@
 //! of a Service are merged whenever one of them changes, and take effect together: an address that
 //! moves from one slice to another never disappears in between.
 
-use std::hash::BuildHasher;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use foldhash::quality::RandomState;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use roadstead_api::key::ObjectKey;
 
-use crate::entry::{Addresses, Entry, Kind};
+use crate::address_names::AddressNames;
+use crate::entry::{AddressRecords, EntryKind, ServiceEntry};
 use crate::index::Index;
 use crate::name::Name;
-use crate::prefixes::{Prefix, Prefixes};
-use crate::settings::{Lifetimes, Namespaces, Settings};
+use crate::prefixes::Prefix;
+use crate::seed::Seed;
+use crate::settings::{Lifetimes, Namespaces, ZoneSettings};
 use crate::view::{ServiceView, SliceView};
 
 const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
@@ -26,28 +26,25 @@ const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 /// Everything that can be asked about the cluster at one moment.
 #[derive(Clone, Debug)]
 pub struct Zone {
-    pub(crate) settings: Arc<Settings>,
+    pub(crate) settings: Arc<ZoneSettings>,
     /// `svc` in the zone: what all names of Services end in.
     suffix: Arc<[u8]>,
     /// Where this server can be reached, if that was said.
-    server: Arc<Addresses>,
+    server: Arc<AddressRecords>,
     pub(crate) serial: u32,
     pub(crate) synced: bool,
-    hasher: RandomState,
-    services: Index<Arc<Entry>, 16>,
-    namespaces: Index<Arc<Namespace>>,
-    /// Hashes of Services by ClusterIP, by the address of an endpoint, and by their name alone.
-    cluster_ips: Index<u64>,
-    endpoint_ips: Index<u64>,
+    seed: Seed,
+    services: Index<Arc<ServiceEntry>, 16>,
+    namespaces: Index<Arc<NamespaceEntry>>,
+    /// Hashes of Services by their addresses, and by their name alone.
+    by_address: AddressNames,
     by_name: Index<u64>,
-    /// How the addresses in the first two of these begin.
-    prefixes: Prefixes,
     pods: Index<(IpAddr, Arc<[u8]>)>,
 }
 
 /// A namespace, which exists because it was seen or because a Service is in it.
 #[derive(Clone, Debug)]
-pub(crate) struct Namespace {
+pub(crate) struct NamespaceEntry {
     /// In wire form.
     pub label: Box<[u8]>,
     seen: bool,
@@ -56,7 +53,7 @@ pub(crate) struct Namespace {
 }
 
 impl Zone {
-    fn new(settings: Settings, serial: u32) -> Self {
+    fn new(settings: ZoneSettings, serial: u32, seed: Seed) -> Self {
         let server = server(&settings);
         Self {
             suffix: suffix(&settings.origin),
@@ -64,13 +61,11 @@ impl Zone {
             server: Arc::new(server),
             serial,
             synced: false,
-            hasher: RandomState::default(),
+            seed,
             services: Index::default(),
             namespaces: Index::default(),
-            cluster_ips: Index::default(),
-            endpoint_ips: Index::default(),
+            by_address: AddressNames::default(),
             by_name: Index::default(),
-            prefixes: Prefixes::default(),
             pods: Index::default(),
         }
     }
@@ -94,23 +89,17 @@ impl Zone {
     }
 
     /// What the operator chose.
-    pub fn settings(&self) -> &Settings {
+    pub fn settings(&self) -> &ZoneSettings {
         &self.settings
     }
 
-    /// The names of all namespaces, in no order.
-    pub fn namespace_names(&self) -> impl Iterator<Item = &str> {
-        let existing = self.namespaces.iter().filter(|namespace| self.counts(namespace));
-        existing.map(|namespace| text(&namespace.label[1..]))
-    }
-
     /// Finds a Service by the wire form of its name and namespace.
-    pub(crate) fn entry(&self, key: &[u8]) -> Option<&Arc<Entry>> {
+    pub(crate) fn entry(&self, key: &[u8]) -> Option<&Arc<ServiceEntry>> {
         self.services.get(self.hash(key)).find(|entry| *entry.key == *key)
     }
 
     /// Finds a namespace that exists, by its label in wire form.
-    pub(crate) fn namespace(&self, label: &[u8]) -> Option<&Namespace> {
+    pub(crate) fn namespace(&self, label: &[u8]) -> Option<&NamespaceEntry> {
         let mut found = self.namespaces.get(self.hash(label));
         found
             .find(|namespace| *namespace.label == *label)
@@ -118,44 +107,44 @@ impl Zone {
             .filter(|n| self.counts(n))
     }
 
-    fn counts(&self, namespace: &Namespace) -> bool {
+    fn counts(&self, namespace: &NamespaceEntry) -> bool {
         let some = namespace.services > 0 && self.settings.namespaces != Namespaces::Seen;
         namespace.listed && (namespace.seen || some)
     }
 
     /// The Services that have an address as their ClusterIP.
-    pub(crate) fn with_cluster_ip(&self, address: IpAddr) -> impl Iterator<Item = &Entry> {
-        self.resolve(self.cluster_ips.get(self.hash(&address)))
+    pub(crate) fn with_cluster_ip(&self, address: IpAddr) -> impl Iterator<Item = &ServiceEntry> {
+        self.resolve(self.by_address.of_cluster_ip(self.hash(&address)))
             .filter(move |entry| entry.own.iter().any(|own| own == address))
     }
 
     /// The Services that have an endpoint with an address.
-    pub(crate) fn with_endpoint(&self, address: IpAddr) -> impl Iterator<Item = &Entry> {
-        self.resolve(self.endpoint_ips.get(self.hash(&address)))
+    pub(crate) fn with_endpoint(&self, address: IpAddr) -> impl Iterator<Item = &ServiceEntry> {
+        self.resolve(self.by_address.of_endpoint(self.hash(&address)))
     }
 
     /// Whether an address that begins so may have a name.
     pub(crate) fn has_prefix(&self, prefix: Prefix) -> bool {
-        self.prefixes.contains(&self.hasher, prefix)
+        self.by_address.has_prefix(&self.seed, prefix)
     }
 
     /// The Service through which clients reach this server: the one that was said, the one that has us
     /// as an endpoint, or the one that is usual.
-    pub(crate) fn own_service(&self) -> Option<&Entry> {
+    pub(crate) fn own_service(&self) -> Option<&ServiceEntry> {
         const USUAL: &[u8] = b"\x08kube-dns\x0bkube-system";
-        let Settings { servers, local, .. } = &*self.settings;
+        let ZoneSettings { servers, local, .. } = &*self.settings;
         if !servers.is_empty() {
             return servers.iter().flat_map(|address| self.with_cluster_ip(*address)).next();
         }
         let with_us = local.iter().flat_map(|address| self.with_endpoint(*address));
         let usual = self.entry(USUAL).map(Arc::as_ref);
         // On the network of a node our address is also that of others.
-        let is_dns = |entry: &&Entry| entry.ports.iter().any(|port| port.number == 53);
-        with_us.filter(is_dns).chain(usual).find(|entry| entry.kind == Kind::ClusterIp)
+        let is_dns = |entry: &&ServiceEntry| entry.ports.iter().any(|port| port.number == 53);
+        with_us.filter(is_dns).chain(usual).find(|entry| entry.kind == EntryKind::ClusterIp)
     }
 
     /// Where clients reach this server.
-    pub(crate) fn own_addresses(&self) -> &Addresses {
+    pub(crate) fn own_addresses(&self) -> &AddressRecords {
         match self.own_service().filter(|_| self.settings.servers.is_empty()) {
             Some(entry) => &entry.own,
             None => &self.server,
@@ -173,7 +162,7 @@ impl Zone {
     }
 
     /// The Services of that name, in wire form, whatever their namespace.
-    pub(crate) fn named<'a>(&'a self, label: &'a [u8]) -> impl Iterator<Item = &'a Entry> {
+    pub(crate) fn named<'a>(&'a self, label: &'a [u8]) -> impl Iterator<Item = &'a ServiceEntry> {
         self.resolve(self.by_name.get(self.hash(label)))
             .filter(move |entry| entry.key.starts_with(label))
     }
@@ -181,13 +170,13 @@ impl Zone {
     fn resolve<'a>(
         &'a self,
         hashes: impl Iterator<Item = &'a u64>,
-    ) -> impl Iterator<Item = &'a Entry> {
+    ) -> impl Iterator<Item = &'a ServiceEntry> {
         let entries = hashes.flat_map(|hash| self.services.get(*hash)).map(Arc::as_ref);
         entries.filter(|entry| entry.exists() && self.namespace(namespace_of(&entry.key)).is_some())
     }
 
     /// All Services that can be asked for, in no order.
-    pub(crate) fn existing(&self) -> impl Iterator<Item = &Entry> {
+    pub(crate) fn existing(&self) -> impl Iterator<Item = &ServiceEntry> {
         let all = self.services.iter().map(Arc::as_ref).filter(|entry| entry.exists());
         all.filter(|entry| self.namespace(namespace_of(&entry.key)).is_some())
     }
@@ -199,47 +188,16 @@ impl Zone {
     }
 
     fn hash<T: std::hash::Hash + ?Sized>(&self, value: &T) -> u64 {
-        self.hasher.hash_one(value)
-    }
-
-    /// Brings the addresses that have names from the old state of a Service to the new one.
-    fn relink(&mut self, service: u64, old: &Entry, new: &Entry) {
-        let (old_own, new_own) = (cluster_ips(old), cluster_ips(new));
-        let (old_others, new_others) = (endpoint_ips(old), endpoint_ips(new));
-        let mut concerned = [&old_own[..], &new_own[..], &old_others[..], &new_others[..]].concat();
-        concerned.sort_unstable();
-        concerned.dedup();
-        let changed = |list: &[IpAddr], other: &[IpAddr], address: &IpAddr| {
-            list.binary_search(address).is_ok() != other.binary_search(address).is_ok()
-        };
-        concerned.retain(|address| {
-            changed(&old_own[..], &new_own[..], address)
-                || changed(&old_others[..], &new_others[..], address)
-        });
-        let is_there = |zone: &Self, address: &IpAddr| {
-            let hash = zone.hash(address);
-            zone.cluster_ips.get(hash).next().is_some()
-                || zone.endpoint_ips.get(hash).next().is_some()
-        };
-        let before: Vec<_> = concerned.iter().map(|address| is_there(self, address)).collect();
-        relink(&mut self.cluster_ips, &self.hasher, service, &old_own, &new_own);
-        relink(&mut self.endpoint_ips, &self.hasher, service, &old_others, &new_others);
-        for (address, was) in concerned.iter().zip(before) {
-            match (was, is_there(self, address)) {
-                (false, true) => self.prefixes.add(&self.hasher, *address),
-                (true, false) => self.prefixes.remove(&self.hasher, *address),
-                _ => {}
-            }
-        }
+        self.seed.hash(value)
     }
 }
 
 /// Where this server is to be found if no Service leads to it: where that was said, or else on this
 /// machine.
-fn server(settings: &Settings) -> Addresses {
-    let Settings { servers, local, lifetimes, .. } = settings;
+fn server(settings: &ZoneSettings) -> AddressRecords {
+    let ZoneSettings { servers, local, lifetimes, .. } = settings;
     let local = local.iter().filter(|address| servers.is_empty() && !address.is_loopback());
-    Addresses::new(servers.iter().chain(local).copied(), lifetimes.cluster_ip)
+    AddressRecords::new(servers.iter().chain(local).copied(), lifetimes.cluster_ip)
 }
 
 /// The second label of a key.
@@ -281,8 +239,8 @@ pub enum Numbered {
 impl Keeper {
     /// An empty zone. The serial number should be higher than that of any predecessor, for which
     /// the time in seconds will do: none was ever ahead of it.
-    pub fn new(settings: Settings, serial: u32) -> Self {
-        Self { zone: Zone::new(settings, serial), owners: Index::default(), owes: false }
+    pub fn new(settings: ZoneSettings, serial: u32, seed: Seed) -> Self {
+        Self { zone: Zone::new(settings, serial, seed), owners: Index::default(), owes: false }
     }
 
     /// What would be answered from now.
@@ -316,7 +274,7 @@ impl Keeper {
 
     /// Takes in other settings. The names of endpoints follow only when their slices are seen
     /// again.
-    pub fn configure(&mut self, settings: Settings) {
+    pub fn configure(&mut self, settings: ZoneSettings) {
         let zone = &mut self.zone;
         let entries: Vec<_> = zone.services.iter().cloned().collect();
         for entry in entries {
@@ -397,10 +355,10 @@ impl Keeper {
     }
 
     /// The Service that a slice was last seen with.
-    fn owner(&self, key: &ObjectKey) -> Option<&Entry> {
+    fn owner(&self, key: &ObjectKey) -> Option<&ServiceEntry> {
         let owners = self.owners.get(self.zone.hash(key));
         let mut entries = owners.flat_map(|hash| self.zone.services.get(*hash));
-        let here = |entry: &Entry| is(namespace_of(&entry.key), &key.namespace);
+        let here = |entry: &ServiceEntry| is(namespace_of(&entry.key), &key.namespace);
         entries.find(|entry| here(entry) && entry.has_slice(&key.name)).map(Arc::as_ref)
     }
 
@@ -427,7 +385,7 @@ impl Keeper {
         &mut self,
         namespace: &str,
         name: &str,
-        edit: impl FnOnce(&Entry, &Lifetimes) -> Entry,
+        edit: impl FnOnce(&ServiceEntry, &Lifetimes) -> ServiceEntry,
     ) -> Option<u64> {
         let (mut key, label) = (wire_label(name)?, wire_label(namespace)?);
         let name = key.clone();
@@ -435,9 +393,9 @@ impl Keeper {
         let zone = &mut self.zone;
         let hash = zone.hash(&*key);
         let old = zone.entry(&key).cloned();
-        let old = old.unwrap_or_else(|| Arc::new(Entry::new(&key)));
+        let old = old.unwrap_or_else(|| Arc::new(ServiceEntry::new(&key)));
         let new = Arc::new(edit(&old, &zone.settings.lifetimes));
-        zone.relink(hash, &old, &new);
+        zone.by_address.relink(&zone.seed, hash, [&old, &new]);
         let (was, is) = (old.exists(), new.exists());
         let by_name = zone.hash(&*name);
         match (was, is) {
@@ -460,14 +418,14 @@ impl Keeper {
         Some(hash)
     }
 
-    fn edit_namespace(&mut self, label: &[u8], edit: impl FnOnce(&mut Namespace)) {
+    fn edit_namespace(&mut self, label: &[u8], edit: impl FnOnce(&mut NamespaceEntry)) {
         let zone = &mut self.zone;
         let hash = zone.hash(label);
-        let same = |known: &Arc<Namespace>| *known.label == *label;
+        let same = |known: &Arc<NamespaceEntry>| *known.label == *label;
         let old = zone.namespaces.get(hash).find(|known| same(known));
         let mut namespace = old.map_or_else(
-            || Namespace { label: label.into(), seen: false, listed: true, services: 0 },
-            |old| Namespace::clone(old),
+            || NamespaceEntry { label: label.into(), seen: false, listed: true, services: 0 },
+            |old| NamespaceEntry::clone(old),
         );
         edit(&mut namespace);
         namespace.listed = match &zone.settings.namespaces {
@@ -502,36 +460,6 @@ fn wire_label(name: &str) -> Option<Vec<u8>> {
     label.push(length);
     label.extend(name.to_ascii_lowercase().as_bytes());
     Some(label)
-}
-
-fn cluster_ips(entry: &Entry) -> Vec<IpAddr> {
-    if entry.kind == Kind::ClusterIp { entry.own.iter().collect() } else { Vec::new() }
-}
-
-fn endpoint_ips(entry: &Entry) -> Vec<IpAddr> {
-    let mut all: Vec<_> = match entry.kind {
-        Kind::ClusterIp | Kind::Headless => entry.endpoints.iter().map(|e| e.address).collect(),
-        Kind::External(_) | Kind::Unknown => Vec::new(),
-    };
-    all.sort_unstable();
-    all.dedup();
-    all
-}
-
-/// Brings an index from the old addresses of a Service to the new ones; both are sorted.
-fn relink(
-    index: &mut Index<u64>,
-    hasher: &RandomState,
-    service: u64,
-    old: &[IpAddr],
-    new: &[IpAddr],
-) {
-    for address in old.iter().filter(|address| new.binary_search(address).is_err()) {
-        index.remove(hasher.hash_one(address), |known| *known == service);
-    }
-    for address in new.iter().filter(|address| old.binary_search(address).is_err()) {
-        index.insert(hasher.hash_one(address), service, |known| *known == service);
-    }
 }
 
 fn key_of(namespace: Option<&str>, name: Option<&str>) -> ObjectKey {

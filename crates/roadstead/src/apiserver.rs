@@ -8,38 +8,44 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use clap::Parser;
-use ipnet::{IpNet, Ipv4Net};
+use ipnet::IpNet;
 use jiff::Timestamp;
 use roadstead_plan::alloc;
-use roadstead_server::api::{Api, Config, Neighbours, Services};
-use roadstead_server::audit::{Audit, Policy};
-use roadstead_server::identity::{Authority, end_of};
-use roadstead_server::known_tokens::Known;
-use roadstead_server::plugins::Plugins;
-use roadstead_server::receive::Patience;
-use roadstead_server::secret_file::append_private;
-use roadstead_server::serve::Door;
-use roadstead_server::serving::Serving;
-use roadstead_server::tokens::Tokens;
-use roadstead_server::{bootstrap, serve};
-use roadstead_store::store::Store;
+use roadstead_server::api::Api;
+use roadstead_server::bootstrap;
+use roadstead_server::config::{Config, Neighbours, Services};
+use roadstead_server::identity::audit::{Audit, Policy};
+use roadstead_server::identity::authority::{Authority, end_of};
+use roadstead_server::identity::secret_file::append_private;
+use roadstead_server::identity::token_file::TokenFile;
+use roadstead_server::identity::tokens::Tokens;
+use roadstead_server::node_agents::RemoteAgents;
+use roadstead_server::objects::admission_plugins::Plugins;
+use roadstead_server::transport::receive::Timeouts;
+use roadstead_server::transport::serve::{self, SecureServing};
+use roadstead_server::transport::serving_certificate::ServingCertificate;
+use roadstead_store::kv::Store;
+use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::data_directory::DataDirectory;
+use crate::definitions::DefinitionArgs;
+use crate::etcd_args::EtcdArgs;
 use crate::renewal::{AdminConfig, CertificateArgs, Renewal};
 use crate::store_args::StoreArgs;
-use crate::{culprit, machine};
+use crate::{culprit, machine, notify};
 
 /// Run only the API server.
 #[derive(Debug, Parser)]
-pub struct Args {
+pub(crate) struct Args {
     /// Keep everything in memory: objects and certificates are gone when the process ends.
     #[arg(long)]
     ephemeral: bool,
     /// Where objects and certificates are kept.
     #[arg(long, value_name = "DIRECTORY", default_value_os_t = machine::data_dir())]
+    #[arg(value_parser = machine::directory)]
     data_dir: PathBuf,
     /// Where to serve HTTPS; port 0 picks a free one.
     #[arg(long, default_value = "127.0.0.1:6443", value_name = "ADDRESS:PORT")]
@@ -51,10 +57,16 @@ pub struct Args {
     /// kubernetes. Unless it is given, the one of --listen if others can reach that.
     #[arg(long, value_name = "ADDRESS")]
     advertise_address: Option<IpAddr>,
+    /// Serve metrics.k8s.io (`kubectl top`) from what the agents of nodes measure, where no metrics server
+    /// does it.
+    #[arg(long)]
+    serve_metrics: bool,
     #[command(flatten)]
     services: ServiceArgs,
     #[command(flatten)]
     plugins: PluginArgs,
+    #[command(flatten)]
+    definitions: DefinitionArgs,
     /// Where pods have their addresses. Requests for pods and Services (`kubectl get --raw
     /// …/proxy/`) are handed on to nothing else but, for pods in the network of their node, the
     /// node's addresses [default: spec.podCIDRs of the Nodes].
@@ -70,11 +82,13 @@ pub struct Args {
     audit: AuditArgs,
     #[command(flatten)]
     store: StoreArgs,
+    #[command(flatten)]
+    etcd: EtcdArgs,
 }
 
 /// What is done to new objects.
 #[derive(Clone, Debug, Parser)]
-pub struct PluginArgs {
+pub(crate) struct PluginArgs {
     /// Admission plugins to switch off, by upstream's names: DefaultIngressClass,
     /// DefaultTolerationSeconds, Priority, ServiceAccount.
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
@@ -86,7 +100,7 @@ pub struct PluginArgs {
 
 impl PluginArgs {
     /// What is to be done; says which of it this server cannot do.
-    pub fn settle(&self) -> anyhow::Result<Plugins> {
+    pub(crate) fn plugins(&self) -> anyhow::Result<Plugins> {
         let plugins =
             Plugins::choose(&self.enable_admission_plugins, &self.disable_admission_plugins)
                 .map_err(anyhow::Error::msg)?;
@@ -102,7 +116,7 @@ impl PluginArgs {
 
 /// Addresses and ports of Services.
 #[derive(Clone, Debug, Parser)]
-pub struct ServiceArgs {
+pub(crate) struct ServiceArgs {
     /// Where the addresses of Services come from: one range, or one of each family. Services get
     /// an address of the first unless they ask for more.
     #[arg(
@@ -129,7 +143,7 @@ pub struct ServiceArgs {
 
 impl ServiceArgs {
     /// The first range, and all other choices.
-    pub fn settle(&self) -> anyhow::Result<(IpNet, Services)> {
+    pub(crate) fn service_config(&self) -> anyhow::Result<(IpNet, Services)> {
         let (first, second) = match self.service_cidr[..] {
             [first] => (first, None),
             [first, second] => (first, Some(second)),
@@ -155,31 +169,24 @@ impl ServiceArgs {
             warn_about_endpoints: self.endpoints_deprecation_warning,
             deny_external_ips: self.deny_service_external_ips.unwrap_or(false),
             pod_ranges: Vec::new(),
+            gives_pod_ranges: false,
         };
         Ok((first, services))
     }
 
     /// Whether external addresses are refused, where nobody expects to have them.
-    pub fn denies_external_ips(&self) -> bool {
+    pub(crate) fn denies_external_ips(&self) -> bool {
         self.deny_service_external_ips.unwrap_or(true)
     }
 
     /// Where node ports come from.
-    pub fn node_ports(&self) -> RangeInclusive<u16> {
+    pub(crate) fn node_ports(&self) -> RangeInclusive<u16> {
         self.service_node_port_range.clone()
     }
 
     /// The ranges, the first of them being the one for Services that do not ask.
-    pub fn ranges(&self) -> &[IpNet] {
+    pub(crate) fn ranges(&self) -> &[IpNet] {
         &self.service_cidr
-    }
-
-    /// The range of IPv4 addresses, if there is one.
-    pub fn ipv4_range(&self) -> Option<Ipv4Net> {
-        self.service_cidr.iter().find_map(|range| match range {
-            IpNet::V4(v4) => Some(*v4),
-            IpNet::V6(_) => None,
-        })
     }
 }
 
@@ -200,7 +207,7 @@ fn port_range(text: &str) -> Result<RangeInclusive<u16>, String> {
 
 /// Who did what, in a file.
 #[derive(Clone, Debug, Parser)]
-pub struct AuditArgs {
+pub(crate) struct AuditArgs {
     /// Append a line of JSON about each request to this file, which only its owner can read.
     #[arg(long, value_name = "FILE")]
     audit_log: Option<PathBuf>,
@@ -212,7 +219,7 @@ pub struct AuditArgs {
 
 impl AuditArgs {
     /// Opens the log, if one is wanted.
-    pub fn open(&self) -> anyhow::Result<Option<Audit>> {
+    pub(crate) fn open(&self) -> anyhow::Result<Option<Audit>> {
         let Some(log) = &self.audit_log else { return Ok(None) };
         let policy = match &self.audit_policy {
             None => Policy::default(),
@@ -230,7 +237,7 @@ impl AuditArgs {
 }
 
 /// Serves until interrupted.
-pub async fn run(args: Args) -> anyhow::Result<()> {
+pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     let begin = Instant::now();
     let stop = crate::cli::interrupted();
     // Every connection is a file.
@@ -244,16 +251,20 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         false => {
             let pki = pki(&args.data_dir);
             let authority = Authority::in_directory(&pki)?;
-            (authority, Tokens::in_directory(&pki)?, args.store.open(&args.data_dir)?)
+            let store = match args.etcd.is_given() {
+                true => args.etcd.open().await?,
+                false => args.store.open(&args.data_dir)?,
+            };
+            (authority, Tokens::in_directory(&pki)?, store)
         }
     };
     if let Some(path) = &args.token_auth_file {
         let text = std::fs::read_to_string(path);
         let text = text.with_context(|| format!("cannot read {}", path.display()))?;
-        let known = Known::parse(&text);
+        let known = TokenFile::parse(&text);
         tokens = tokens.with_known(known.with_context(|| path.display().to_string())?);
     }
-    let (service_range, mut services) = args.services.settle()?;
+    let (service_range, mut services) = args.services.service_config()?;
     services.pod_ranges = args.cluster_cidr;
     let setup = Setup {
         authority: args.certificates.limit(authority),
@@ -265,7 +276,9 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         service_range,
         services,
         advertise: advertised(args.advertise_address, args.listen)?,
-        plugins: args.plugins.settle()?,
+        plugins: args.plugins.plugins()?,
+        definitions: args.definitions.objects(),
+        metrics: args.serve_metrics,
         // Who else acts on objects, a server alone cannot know.
         neighbours: Neighbours::default(),
     };
@@ -273,29 +286,32 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let took = begin.elapsed().as_millis();
     eprintln!("ready in {took} ms on https://{}", server.address);
     eprintln!("next: kubectl --kubeconfig {} get services", args.kubeconfig_out.display());
+    notify::ready();
     server.task.await??;
     Ok(())
 }
 
 /// A running API server.
-pub struct Server {
+pub(crate) struct Server {
     pub api: Arc<Api>,
     pub address: SocketAddr,
+    /// The names and addresses in its certificate.
+    pub names: Vec<String>,
     pub task: tokio::task::JoinHandle<std::io::Result<()>>,
 }
 
 /// Where the cluster's authority is kept.
-pub fn pki(data_dir: &Path) -> PathBuf {
+pub(crate) fn pki(data_dir: &Path) -> PathBuf {
     data_dir.join("pki")
 }
 
 /// Where objects are kept.
-pub fn store_file(data_dir: &Path) -> PathBuf {
+pub(crate) fn store_file(data_dir: &Path) -> PathBuf {
     data_dir.join("store/roadstead.redb")
 }
 
 /// What an API server needs.
-pub struct Setup {
+pub(crate) struct Setup {
     pub authority: Arc<Authority>,
     /// Where the administrator's kubeconfig goes.
     pub kubeconfig: PathBuf,
@@ -307,7 +323,11 @@ pub struct Setup {
     pub services: Services,
     pub advertise: Option<IpAddr>,
     pub neighbours: Neighbours,
+    /// Whether agents elsewhere are asked what they measure.
+    pub metrics: bool,
     pub plugins: Plugins,
+    /// CustomResourceDefinitions to make known.
+    pub definitions: Vec<Value>,
 }
 
 /// The endpoint of the Service kubernetes: what the operator says, or where we listen if that is
@@ -322,9 +342,9 @@ fn advertised(given: Option<IpAddr>, listen: SocketAddr) -> anyhow::Result<Optio
 }
 
 /// Starts an API server.
-pub async fn start(setup: Setup, stop: CancellationToken) -> anyhow::Result<Server> {
+pub(crate) async fn start(setup: Setup, stop: CancellationToken) -> anyhow::Result<Server> {
     let Setup { authority, tokens, audit, store, listen, service_range, services, .. } = setup;
-    let Setup { advertise, plugins, neighbours, kubeconfig, .. } = setup;
+    let Setup { advertise, plugins, neighbours, metrics, kubeconfig, definitions, .. } = setup;
     warn_of_the_end(&authority);
     let listener = bind(listen).await?;
     let address = listener.local_addr().context("a bound socket has an address")?;
@@ -333,21 +353,36 @@ pub async fn start(setup: Setup, stop: CancellationToken) -> anyhow::Result<Serv
     let api = Api::with_services(store, config, services, tokens);
     api.set_plugins(plugins);
     api.set_neighbours(neighbours);
+    api.set_remote_agents(RemoteAgents::new(authority.clone()));
+    if metrics {
+        api.serve_metrics();
+    }
     bootstrap::run(&api)
         .await
         .map_err(|error| anyhow::anyhow!("cannot prepare the cluster: {}", error.message))?;
+    bootstrap::agree(&api, authority.certificate()).await.map_err(|error| {
+        anyhow::anyhow!("cannot be a server of this cluster: {}", error.message)
+    })?;
+    bootstrap::define(&api, definitions)
+        .await
+        .map_err(|error| anyhow::anyhow!("cannot make kinds known: {}", error.message))?;
     let names = certificate_names(address, service_range, advertise.map(|(ip, _)| ip));
-    let serving = Arc::new(Serving::new(&authority.server(names.clone())?)?);
+    let public = advertise.map_or_else(|| url(address), |(ip, port)| url((ip, port).into()));
+    bootstrap::publish(&api, authority.certificate(), &public)
+        .await
+        .map_err(|error| anyhow::anyhow!("cannot tell where the cluster is: {}", error.message))?;
+    let serving = Arc::new(ServingCertificate::new(&authority.server(names.clone())?)?);
     let tls = authority.tls_with(serving.clone())?;
     let admin = AdminConfig { path: kubeconfig, url: url(address) };
     admin.write(&authority)?;
+    let own_names = names.clone();
     let renewal = Renewal { api: api.clone(), authority, serving, names, admin };
     let renewing = renewal.run(stop.clone());
     let keeping = bootstrap::keep(api.clone(), stop.clone());
-    let door = Door { listener, tls, patience: Patience::default() };
-    let serving = serve::run(api.clone(), door, stop);
+    let serving = SecureServing { listener, tls, timeouts: Timeouts::default() };
+    let serving = serve::run(api.clone(), serving, stop);
     let task = tokio::spawn(async move { tokio::join!(serving, keeping, renewing).0 });
-    Ok(Server { api, address, task })
+    Ok(Server { api, address, names: own_names, task })
 }
 
 /// What the authority has signed ends with it.
@@ -368,7 +403,7 @@ fn url(mut address: SocketAddr) -> String {
 
 impl Server {
     /// Where clients on this machine reach the server.
-    pub fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         url(self.address)
     }
 }
@@ -474,20 +509,21 @@ mod tests {
 
     #[test]
     fn ranges_of_services() {
-        let settle = |text: &str| {
+        let ranges = |text: &str| {
             let args = ServiceArgs::try_parse_from(["test", "--service-cidr", text]).unwrap();
-            args.settle().map(|(first, services)| (first.to_string(), services.second_range))
+            args.service_config()
+                .map(|(first, services)| (first.to_string(), services.second_range))
         };
-        let dual = settle("fd00::/112,10.96.0.0/16").unwrap();
+        let dual = ranges("fd00::/112,10.96.0.0/16").unwrap();
         assert_eq!(dual, ("fd00::/112".into(), Some("10.96.0.0/16".parse().unwrap())));
-        assert_eq!(settle("10.96.0.0/16").unwrap(), ("10.96.0.0/16".into(), None));
+        assert_eq!(ranges("10.96.0.0/16").unwrap(), ("10.96.0.0/16".into(), None));
         for wrong in [
             "10.96.0.0/16,10.97.0.0/16",
             "10.96.0.0/16,fd00::/112,fd01::/112",
             "10.96.0.1/16",
             "fd00::/48",
         ] {
-            assert!(settle(wrong).is_err(), "{wrong}");
+            assert!(ranges(wrong).is_err(), "{wrong}");
         }
     }
 

@@ -9,15 +9,16 @@ use base64::engine::general_purpose::STANDARD;
 use clap::{Parser, Subcommand};
 use jiff::Timestamp;
 use kube::config::Kubeconfig;
-use roadstead_server::identity::{Authority, end_of};
-use roadstead_server::token_keys::{Keys, Previous, rotate};
+use roadstead_server::identity::authority::{Authority, end_of};
+use roadstead_server::identity::secret_file::write_secret;
+use roadstead_server::identity::token_keys::{Keys, Previous, rotate};
 
 use crate::renewal::{AdminConfig, CertificateArgs};
-use crate::{apiserver, machine};
+use crate::{apiserver, identities, machine};
 
 /// Show or renew certificates, and the keys of service-account tokens.
 #[derive(Debug, Parser)]
-pub struct Args {
+pub(crate) struct Args {
     #[command(subcommand)]
     command: Command,
 }
@@ -32,6 +33,23 @@ enum Command {
     /// Give the admin's kubeconfig a new certificate. (The server renews its own certificate, and
     /// this one, at every start and while it runs.)
     Renew {
+        #[command(flatten)]
+        place: Place,
+        #[command(flatten)]
+        certificates: CertificateArgs,
+    },
+    /// Write a kubeconfig for a part that runs alone (`roadstead proxy`, `controllers` and so on), with the
+    /// rights of that part and no others.
+    Kubeconfig {
+        /// proxy, dns, netpol, node, or one of the controllers.
+        #[arg(value_name = "PART")]
+        part: String,
+        /// For a node: which one.
+        #[arg(long, value_name = "NAME")]
+        node_name: Option<String>,
+        /// Where to write it [default: PART.kubeconfig in the data directory].
+        #[arg(long, value_name = "FILE")]
+        out: Option<PathBuf>,
         #[command(flatten)]
         place: Place,
         #[command(flatten)]
@@ -71,13 +89,28 @@ impl Place {
     fn kubeconfig(&self) -> PathBuf {
         self.kubeconfig.clone().unwrap_or_else(|| self.data_dir.join("admin.kubeconfig"))
     }
+
+    /// Where the server is, as the admin's kubeconfig says.
+    fn url(&self) -> anyhow::Result<String> {
+        let path = self.kubeconfig();
+        let config = Kubeconfig::read_from(&path)
+            .with_context(|| format!("cannot read {}; see --kubeconfig", path.display()))?;
+        let cluster = config.clusters.into_iter().find_map(|named| named.cluster);
+        let server = cluster.and_then(|cluster| cluster.server);
+        server.with_context(|| format!("{} names no server", path.display()))
+    }
 }
 
 /// Carries out `roadstead certificates`.
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     match args.command {
         Command::List { place } => list(&place),
         Command::Renew { place, certificates } => renew(&place, certificates),
+        Command::Kubeconfig { part, node_name, out, place, certificates } => {
+            let (name, group) = identities::of_part(&part, node_name.as_deref())?;
+            let out = out.unwrap_or_else(|| place.data_dir.join(format!("{part}.kubeconfig")));
+            issue(&place, &certificates, (&name, group), &out)
+        }
         Command::RotateServiceAccountKey { place, forget_previous } => {
             let previous = if forget_previous { Previous::Forget } else { Previous::Keep };
             let pki = place.pki()?;
@@ -123,16 +156,27 @@ fn client_certificate(path: &Path) -> Option<String> {
     String::from_utf8(STANDARD.decode(user.client_certificate_data?).ok()?).ok()
 }
 
+/// Writes the kubeconfig of somebody who is not the administrator.
+fn issue(
+    place: &Place,
+    certificates: &CertificateArgs,
+    (name, group): (&str, &str),
+    out: &Path,
+) -> anyhow::Result<()> {
+    let authority = certificates.limit(Authority::in_directory(&place.pki()?)?);
+    let client = authority.client(name, group)?;
+    write_secret(out, &authority.kubeconfig(&place.url()?, &client))
+        .with_context(|| format!("cannot write the kubeconfig {}", out.display()))?;
+    let end = end_of(&client.certificate);
+    let end = end.map_or_else(String::new, |end| remaining(end, Timestamp::now()));
+    eprintln!("{} is for {name}, valid {end}", out.display());
+    Ok(())
+}
+
 fn renew(place: &Place, certificates: CertificateArgs) -> anyhow::Result<()> {
     let authority = certificates.limit(Authority::in_directory(&place.pki()?)?);
     let path = place.kubeconfig();
-    let config = Kubeconfig::read_from(&path)
-        .with_context(|| format!("cannot read {}; see --kubeconfig", path.display()))?;
-    let cluster = config.clusters.into_iter().find_map(|named| named.cluster);
-    let Some(url) = cluster.and_then(|cluster| cluster.server) else {
-        bail!("{} names no server", path.display());
-    };
-    AdminConfig { path: path.clone(), url }.write(&authority)?;
+    AdminConfig { path: path.clone(), url: place.url()? }.write(&authority)?;
     let end = client_certificate(&path).as_deref().and_then(end_of);
     let end = end.map_or_else(String::new, |end| remaining(end, Timestamp::now()));
     eprintln!("{} has a new certificate, valid {end}", path.display());

@@ -10,19 +10,19 @@ use tokio_util::sync::CancellationToken;
 type Ended = (&'static str, anyhow::Result<()>);
 
 /// The running parts of the process.
-pub struct Tasks {
+pub(crate) struct Tasks {
     set: JoinSet<Ended>,
     stop: CancellationToken,
 }
 
 impl Tasks {
     /// No parts yet; `stop` ends all of them.
-    pub fn new(stop: CancellationToken) -> Self {
+    pub(crate) fn new(stop: CancellationToken) -> Self {
         Self { set: JoinSet::new(), stop }
     }
 
     /// Starts a part.
-    pub fn spawn(
+    pub(crate) fn spawn(
         &mut self,
         name: &'static str,
         work: impl Future<Output = anyhow::Result<()>> + Send + 'static,
@@ -30,8 +30,24 @@ impl Tasks {
         self.set.spawn(async move { (name, work.await) });
     }
 
+    /// Starts a part that goes on until it is dropped.
+    pub(crate) fn spawn_endless(
+        &mut self,
+        name: &'static str,
+        work: impl Future<Output = ()> + Send + 'static,
+    ) {
+        let stop = self.stop.clone();
+        self.spawn(name, async move {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = work => {}
+            }
+            Ok(())
+        });
+    }
+
     /// Waits for `work`, or for a part to fail first: then there is nothing left to wait for.
-    pub async fn unless_one_fails(
+    pub(crate) async fn unless_one_fails(
         &mut self,
         work: impl Future<Output = anyhow::Result<()>>,
     ) -> anyhow::Result<()> {
@@ -42,7 +58,7 @@ impl Tasks {
     }
 
     /// Waits for all parts. The first that ends before it was asked to ends the others.
-    pub async fn finish(mut self) -> anyhow::Result<()> {
+    pub(crate) async fn finish(mut self) -> anyhow::Result<()> {
         let mut outcome = Ok(());
         while let Some(ended) = self.set.join_next().await {
             let result = self.judge(ended);

@@ -1,29 +1,31 @@
 //! `roadstead controllers`: any of the controllers against any cluster.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
+use ipnet::IpNet;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use roadstead_controllers::certificates::signer::Signer;
 use roadstead_controllers::leader::Election;
-use roadstead_controllers::metrics::Metrics;
-use roadstead_controllers::{Settings, endpoints, loadbalancer, node_lifecycle, pod_gc};
+use roadstead_controllers::{
+    Settings, certificates, endpoints, loadbalancer, node_ipam, node_lifecycle,
+    pod_garbage_collector,
+};
 use roadstead_plan::loadbalancer::{Pool, Range};
-use roadstead_watch::status::{self, Page};
-use tokio::net::TcpListener;
-use tokio_util::sync::CancellationToken;
 
 use crate::compose::Tasks;
-use crate::{duration, machine};
+use crate::controller_pages::ControllerPages;
+use crate::node_cidr_sizes::NodeCidrSizes;
+use crate::{duration, machine, notify};
 
 /// Run controllers against any Kubernetes cluster.
 #[derive(Debug, Parser)]
-pub struct Args {
+pub(crate) struct Args {
     /// How to reach the cluster [default: $KUBECONFIG, ~/.kube/config or the pod's own account].
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
@@ -31,12 +33,23 @@ pub struct Args {
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "*")]
     #[arg(allow_hyphen_values = true)]
     controllers: Vec<String>,
-    /// Where to serve /healthz and /metrics; port 0 picks a free one, and nothing means nowhere.
+    /// Where to serve /healthz, /readyz, /metrics, /metrics/objects (what kube-state-metrics would say) and
+    /// /debug/state; port 0 picks a free one, and nothing means nowhere.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:10252")]
     metrics_bind_address: Option<SocketAddr>,
     /// Work only while holding the Lease kube-system/roadstead-controllers.
     #[arg(long)]
     leader_elect: bool,
+    /// Where volumes are made for claims of the class local-path: a directory of every node, whose agent
+    /// makes them; without it nobody makes any, and there is no such class.
+    #[arg(long, value_name = "DIRECTORY", value_parser = absolute)]
+    local_storage: Option<PathBuf>,
+    /// Where the addresses of pods come from: one range, or one of each IP family. Each node gets a block;
+    /// without ranges nobody gives any.
+    #[arg(long, value_name = "CIDR,…", value_delimiter = ',')]
+    cluster_cidr: Vec<IpNet>,
+    #[command(flatten)]
+    node_cidr_sizes: NodeCidrSizes,
     #[command(flatten)]
     signing: Signing,
     #[command(flatten)]
@@ -80,7 +93,7 @@ impl Signing {
 
 /// What can be chosen about the controllers themselves.
 #[derive(Clone, Debug, Parser)]
-pub struct Options {
+pub(crate) struct Options {
     /// How many endpoints fit into an EndpointSlice.
     #[arg(long, value_name = "NUMBER", default_value = "100")]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=1000))]
@@ -112,34 +125,32 @@ pub struct Options {
 
 impl Options {
     /// The addresses that load balancers get; none if they get those of the nodes.
-    pub fn pool(&self) -> &[Range] {
+    pub(crate) fn pool(&self) -> &[Range] {
         &self.load_balancer_pool
     }
 
     /// Whether load balancers get addresses that no machine has.
-    pub fn has_pool(&self) -> bool {
+    pub(crate) fn has_pool(&self) -> bool {
         !self.load_balancer_pool.is_empty()
     }
 
     /// For how long signed certificates are valid.
-    pub fn signing_duration(&self) -> Duration {
+    pub(crate) fn signing_duration(&self) -> Duration {
         self.cluster_signing_duration
     }
 
     /// What the controllers are told.
-    pub fn settings(&self) -> Settings {
+    pub(crate) fn settings(&self) -> Settings {
         let pool = match self.load_balancer_pool.as_slice() {
             [] => Pool::Nodes,
             ranges => Pool::Ranges(ranges.to_vec()),
         };
         Settings {
             root_ca: None,
-            signer: None,
             endpoints: endpoints::Config {
                 max_endpoints: self.max_endpoints_per_slice.into(),
                 max_mirrored: self.mirroring_max_endpoints_per_subset.into(),
                 batch_period: Duration::from_millis(self.endpoint_updates_batch_period),
-                ..Default::default()
             },
             load_balancer: loadbalancer::Config {
                 pool,
@@ -149,28 +160,43 @@ impl Options {
             node_lifecycle: node_lifecycle::Config {
                 grace_period: Duration::from_secs(self.node_monitor_grace_period),
             },
-            pod_gc: pod_gc::Config { terminated_threshold: self.terminated_pod_gc_threshold },
-            metrics: Metrics::default(),
+            pod_garbage_collector: pod_garbage_collector::Config {
+                terminated_threshold: self.terminated_pod_gc_threshold,
+            },
+            ..Settings::default()
         }
     }
 }
 
 /// Runs controllers until interrupted.
-pub async fn run(args: Args) -> anyhow::Result<()> {
+pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     let mut names = roadstead_controllers::choose(&args.controllers).map_err(anyhow::Error::msg)?;
     let signer = args.signing.signer(args.options.signing_duration())?;
     names.retain(|name| signer.is_some() || *name != roadstead_controllers::CERTIFICATES);
     anyhow::ensure!(!names.is_empty(), "--controllers leaves none to run");
+    let ranges = args.node_cidr_sizes.ranges(&args.cluster_cidr)?;
     let config = config(args.kubeconfig.as_deref()).await?;
-    let settings = Settings { root_ca: root_ca(&config), signer, ..args.options.settings() };
+    let settings = Settings {
+        root_ca: root_ca(&config),
+        certificates: certificates::Config { signer, ..certificates::Config::default() },
+        local_storage: args.local_storage,
+        node_ipam: node_ipam::Config { ranges, kept: Vec::new() },
+        ..args.options.settings()
+    };
     let server = config.cluster_url.to_string();
     let client = Client::try_from(config).context("cannot use the kubeconfig")?;
     let stop = crate::cli::interrupted();
     let mut tasks = Tasks::new(stop.clone());
     if let Some(address) = args.metrics_bind_address {
-        serve(address, settings.metrics.clone(), stop.clone(), &mut tasks).await?;
+        let pages = ControllerPages { settings: settings.clone(), server: None };
+        let address = pages.serve(address, client.clone(), &mut tasks).await?;
+        eprintln!(
+            "metrics on http://{address}/metrics, those of objects below it on /metrics/objects"
+        );
     }
     eprintln!("controllers of {server}: {}", names.join(", "));
+    // One of several may wait for the others for months.
+    notify::ready();
     let election = args.leader_elect.then(|| {
         let identity = format!("{}_{}", machine::host_name(), std::process::id());
         Election::new(identity)
@@ -204,6 +230,17 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     outcome
 }
 
+/// A path that means the same on every node.
+fn absolute(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    let is_plain = !path.components().any(|part| part == Component::ParentDir);
+    if path.is_absolute() && is_plain {
+        Ok(path)
+    } else {
+        Err("must be an absolute path, without '..'".to_owned())
+    }
+}
+
 /// The cluster that a kubeconfig names, or the usual places.
 async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
     let Some(path) = kubeconfig else {
@@ -229,27 +266,21 @@ fn root_ca(config: &Config) -> Option<String> {
     Some(certificates.collect())
 }
 
-async fn serve(
-    address: SocketAddr,
-    metrics: Metrics,
-    stop: CancellationToken,
-    tasks: &mut Tasks,
-) -> anyhow::Result<()> {
-    let listener = TcpListener::bind(address).await;
-    let listener = listener.with_context(|| format!("cannot serve metrics on {address}"))?;
-    let address = listener.local_addr().context("a bound socket has an address")?;
-    eprintln!("metrics on http://{address}/metrics");
-    let pages = status::serve(listener, move |path| match path {
-        "/healthz" | "/livez" | "/readyz" => Some(Page::text(200, "ok")),
-        "/metrics" => Some(Page::metrics(metrics.text())),
-        _ => None,
-    });
-    tasks.spawn("metrics", async move {
-        tokio::select! {
-            () = stop.cancelled() => {}
-            () = pages => {}
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_volumes_are_made() {
+        let read = |more: &[&str]| {
+            let words = ["controllers"].iter().chain(more);
+            Args::try_parse_from(words).map(|args| args.local_storage)
+        };
+        assert_eq!(read(&[]).unwrap(), None);
+        let path = read(&["--local-storage", "/var/lib/volumes"]).unwrap();
+        assert_eq!(path, Some(PathBuf::from("/var/lib/volumes")));
+        for wrong in ["volumes", "/var/../etc", ""] {
+            assert!(read(&["--local-storage", wrong]).is_err(), "{wrong:?}");
         }
-        Ok(())
-    });
-    Ok(())
+    }
 }

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 /// The process that listens on the port of `address`, as `name (pid N)`, if we may see it.
-pub fn listening_on(address: SocketAddr) -> Option<String> {
+pub(crate) fn listening_on(address: SocketAddr) -> Option<String> {
     let port = format!(":{:04X}", address.port());
     let sockets: Vec<_> = ["tcp", "tcp6"]
         .iter()
@@ -17,7 +17,7 @@ pub fn listening_on(address: SocketAddr) -> Option<String> {
 }
 
 /// The process that has the file open, as `name (pid N)`, if we may see it.
-pub fn having_open(file: &Path) -> Option<String> {
+pub(crate) fn having_open(file: &Path) -> Option<String> {
     let file = file.canonicalize().ok()?;
     holder(|target| target == file)
 }

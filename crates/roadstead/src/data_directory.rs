@@ -8,7 +8,7 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 
 use crate::{apiserver, culprit};
 
@@ -16,12 +16,15 @@ use crate::{apiserver, culprit};
 const MARK: &str = "roadstead.directory";
 const TEXT: &str =
     "This directory belongs to roadstead: `roadstead cleanup --data-dir` removes it.\n";
+/// What the mark says, too, once there is a store: a new one is not made in its place.
+const STORE: &str = "There is a store in it.\n";
 /// What a server, a node agent and a user of both leave in it.
-const KNOWN: [&str; 4] = ["store", "pki", "node", "admin.kubeconfig"];
+const KNOWN: [&str; 8] =
+    ["store", "pki", "node", "images", "storage", "join", "machines", "admin.kubeconfig"];
 
 /// A directory that is ours, and nobody else's while this lives.
 #[derive(Debug)]
-pub struct DataDirectory {
+pub(crate) struct DataDirectory {
     path: PathBuf,
     /// Locked.
     mark: File,
@@ -29,7 +32,7 @@ pub struct DataDirectory {
 
 /// What `cleanup` did with a directory.
 #[derive(Debug, Default, PartialEq)]
-pub struct Removed {
+pub(crate) struct Removed {
     /// What was in it and is gone.
     pub names: Vec<String>,
     /// What was in it and is not ours: the directory stays for their sake.
@@ -48,15 +51,20 @@ enum Standing {
 }
 
 impl DataDirectory {
+    /// Makes the directory and marks it, if there is none; whoever uses it goes on.
+    pub(crate) fn make(path: &Path) -> anyhow::Result<()> {
+        match standing(path)? {
+            Standing::Free => Self::claim(path).map(drop),
+            Standing::Ours | Standing::Unmarked => Ok(()),
+            Standing::Foreign => Err(foreign(path)),
+        }
+    }
+
     /// Takes the directory for a server; makes it, if there is none.
-    pub fn claim(path: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn claim(path: &Path) -> anyhow::Result<Self> {
         let standing = standing(path)?;
         match standing {
-            Standing::Foreign => bail!(
-                "{} holds files that roadstead did not make; choose another --data-dir, \
-                 a new or an empty directory",
-                path.display()
-            ),
+            Standing::Foreign => return Err(foreign(path)),
             Standing::Free => {
                 let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
                 made.with_context(|| format!("cannot make {}", path.display()))?;
@@ -67,14 +75,19 @@ impl DataDirectory {
     }
 
     /// Takes the directory in order to remove it; `None` if there is nothing to remove.
-    pub fn claim_for_removal(path: &Path) -> anyhow::Result<Option<Self>> {
+    pub(crate) fn claim_for_removal(path: &Path) -> anyhow::Result<Option<Self>> {
         match standing(path)? {
             Standing::Free => Ok(None),
-            Standing::Foreign => bail!(
-                "{} was not made by roadstead, so nothing is removed (there is no {MARK} in it)",
-                path.display()
-            ),
+            Standing::Foreign => Err(not_made_by_us(path)),
             ours => Self::lock(path, ours).map(Some),
+        }
+    }
+
+    /// Fails if the directory is somebody else's, from which nothing may be removed.
+    pub(crate) fn check_for_removal(path: &Path) -> anyhow::Result<()> {
+        match standing(path)? {
+            Standing::Foreign => Err(not_made_by_us(path)),
+            Standing::Free | Standing::Ours | Standing::Unmarked => Ok(()),
         }
     }
 
@@ -104,8 +117,14 @@ impl DataDirectory {
     }
 
     /// Removes what is ours in the directory, and the directory if nothing else is in it.
-    pub fn remove(self) -> anyhow::Result<Removed> {
+    pub(crate) fn remove(self) -> anyhow::Result<Removed> {
         let mut removed = Removed::default();
+        // The next one to come finds no store, and is not to look for one.
+        let length = self
+            .mark
+            .metadata()
+            .and_then(|mark| self.mark.set_len(mark.len().min(TEXT.len() as u64)));
+        length.with_context(|| format!("cannot write {}", self.path.join(MARK).display()))?;
         for name in KNOWN {
             let path = self.path.join(name);
             let outcome = match path.symlink_metadata() {
@@ -127,6 +146,35 @@ impl DataDirectory {
         drop(self.mark);
         Ok(removed)
     }
+}
+
+/// Whether there has been a store in the directory.
+pub(crate) fn has_store(path: &Path) -> bool {
+    fs::read_to_string(path.join(MARK)).is_ok_and(|mark| mark.ends_with(STORE))
+}
+
+/// Remembers that there is a store in the directory.
+pub(crate) fn note_store(path: &Path) -> anyhow::Result<()> {
+    let name = path.join(MARK);
+    let opened = File::options().append(true).open(&name);
+    opened
+        .and_then(|mut mark| mark.write_all(STORE.as_bytes()).and_then(|()| mark.sync_all()))
+        .with_context(|| format!("cannot write {}", name.display()))
+}
+
+fn not_made_by_us(path: &Path) -> anyhow::Error {
+    anyhow::anyhow!(
+        "{} was not made by roadstead, so nothing is removed (there is no {MARK} in it)",
+        path.display()
+    )
+}
+
+fn foreign(path: &Path) -> anyhow::Error {
+    anyhow::anyhow!(
+        "{} holds files that roadstead did not make; choose another --data-dir, \
+         a new or an empty directory",
+        path.display()
+    )
 }
 
 fn in_use(directory: &Path, file: &Path) -> anyhow::Error {
@@ -211,10 +259,25 @@ mod tests {
         for refused in [
             DataDirectory::claim(foreign.path()).unwrap_err(),
             DataDirectory::claim_for_removal(foreign.path()).unwrap_err(),
+            DataDirectory::check_for_removal(foreign.path()).unwrap_err(),
         ] {
             assert!(refused.to_string().contains("roadstead"), "{refused}");
         }
         assert_eq!(names(foreign.path()).unwrap(), ["store", "thesis.txt"], "and nothing is added");
+    }
+
+    #[test]
+    fn a_store_is_remembered_until_it_is_removed() {
+        let place = directory("");
+        let claim = DataDirectory::claim(place.path()).unwrap();
+        assert!(!has_store(place.path()));
+        note_store(place.path()).unwrap();
+        drop(claim);
+        assert!(has_store(place.path()));
+        // Something keeps the directory, but not the store.
+        fs::write(place.path().join("thesis.txt"), "x").unwrap();
+        DataDirectory::claim(place.path()).unwrap().remove().unwrap();
+        assert!(place.path().join(MARK).exists() && !has_store(place.path()));
     }
 
     #[test]

@@ -13,21 +13,25 @@ use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::ListParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, ResourceExt};
-use roadstead_dns::agent::{Config, Pages, Source};
-use roadstead_dns::clients::Node;
-use roadstead_dns::limit::{Limits, USUAL_RATE};
-use roadstead_zone::answer::{Answer, End, RecordType};
+use roadstead_dns::agent::{
+    Config, CorefileSource, DnsAgent, Outputs, Pages, UpstreamSource, ZoneConfig,
+};
+use roadstead_dns::clients::ClientNode;
+use roadstead_dns_core::rate_limit::{RateLimits, USUAL_RATE};
+use roadstead_zone::answer::{Answer, AnswerEnd};
 use roadstead_zone::entry::{V4_RECORD, V6_RECORD};
 use roadstead_zone::name::Name;
+use roadstead_zone::record_type::RecordType;
 use roadstead_zone::records::Records;
-use roadstead_zone::settings::{Lifetimes, Settings};
+use roadstead_zone::seed::Seed;
+use roadstead_zone::settings::{Lifetimes, ZoneSettings};
 use roadstead_zone::zone::{Keeper, Zone};
 
-use crate::machine;
+use crate::{machine, notify};
 
 /// Run only the DNS server, for any cluster, in the place of CoreDNS.
 #[derive(Clone, Debug, Parser)]
-pub struct Args {
+pub(crate) struct Args {
     #[command(subcommand)]
     command: Option<Command>,
     #[command(flatten)]
@@ -117,7 +121,7 @@ impl From<&LifetimeArgs> for Lifetimes {
 /// Which cluster.
 #[derive(Clone, Debug, Parser)]
 struct ClusterArgs {
-    /// The cluster to follow [default: the one this runs in, or kubectl's].
+    /// The cluster to follow [default: the Corefile's, the one this runs in, or kubectl's].
     #[arg(long, value_name = "FILE", global = true)]
     kubeconfig: Option<PathBuf>,
     /// The domain that all names of the cluster end in.
@@ -146,24 +150,27 @@ fn server(text: &str) -> Result<SocketAddr, String> {
 }
 
 /// Carries out the command.
-pub async fn run(args: Args) -> anyhow::Result<()> {
-    let client = args.cluster.client().await?;
+pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     match args.command.clone() {
-        Some(Command::Why(why)) => explain(&client, &args.cluster.cluster_domain, &why).await,
-        None => serve(client, args).await,
+        Some(Command::Why(why)) => {
+            let client = args.cluster.client(None).await?;
+            explain(&client, &args.cluster.cluster_domain, &why).await
+        }
+        None => serve(args).await,
     }
 }
 
 impl ClusterArgs {
-    async fn client(&self) -> anyhow::Result<Client> {
-        let config = match &self.kubeconfig {
+    /// `other` is what the configuration says, if no flag does.
+    async fn client(&self, other: Option<(PathBuf, Option<String>)>) -> anyhow::Result<Client> {
+        let config = match self.kubeconfig.clone().map(|path| (path, None)).or(other) {
             None => {
                 kube::Config::infer().await.context("no cluster to follow: use --kubeconfig")?
             }
-            Some(path) => {
+            Some((path, context)) => {
                 let read = || format!("cannot read {}", path.display());
-                let file = Kubeconfig::read_from(path).with_context(read)?;
-                let options = KubeConfigOptions::default();
+                let file = Kubeconfig::read_from(&path).with_context(read)?;
+                let options = KubeConfigOptions { context, ..KubeConfigOptions::default() };
                 kube::Config::from_custom_kubeconfig(file, &options).await.with_context(read)?
             }
         };
@@ -171,16 +178,16 @@ impl ClusterArgs {
     }
 }
 
-async fn serve(client: Client, args: Args) -> anyhow::Result<()> {
+async fn serve(args: Args) -> anyhow::Result<()> {
     roadstead_dns::tcp::raise_file_limit();
     let stop = crate::cli::interrupted();
     let corefile = match (&args.corefile, &args.configmap) {
-        (Some(path), _) => Some(Source::File(path.clone())),
+        (Some(path), _) => Some(CorefileSource::File(path.clone())),
         (None, Some(place)) => {
             let Some((namespace, name)) = place.split_once('/') else {
                 bail!("--configmap {place}: should be NAMESPACE/NAME");
             };
-            Some(Source::ConfigMap(namespace.into(), name.into()))
+            Some(CorefileSource::ConfigMap(namespace.into(), name.into()))
         }
         (None, None) => None,
     };
@@ -188,47 +195,54 @@ async fn serve(client: Client, args: Args) -> anyhow::Result<()> {
     let everywhere = |port| SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
     let page = |given: Option<SocketAddr>, port| match corefile {
         // The file says where, or that there is none.
-        Some(Source::File(_)) => given,
+        Some(CorefileSource::File(_)) => given,
         _ => given.or(Some(everywhere(port))),
     };
     let lease = args.lease.clone();
     let lease = lease.unwrap_or_else(|| format!("roadstead-dns-{}", machine::host_name()));
     let mut config = Config {
         listen: args.listen.clone(),
-        zone: args.cluster.cluster_domain.clone(),
-        upstreams: args.upstream.clone(),
-        resolv_conf: Some(machine::RESOLV_CONF.into()),
-        addresses: args.cluster_ip.clone(),
+        zone: ZoneConfig {
+            domain: args.cluster.cluster_domain.clone(),
+            lifetimes: (&args.lifetimes).into(),
+            servers: args.cluster_ip.clone(),
+            zonal: args.zonal,
+        },
+        upstreams: UpstreamSource {
+            addresses: args.upstream.clone(),
+            resolv_conf: Some(machine::RESOLV_CONF.into()),
+        },
         coredns_compat: args.coredns_compat,
-        lifetimes: (&args.lifetimes).into(),
-        limits: Limits { rate: args.stranger_rate, friends: args.friends.clone() },
+        limits: RateLimits { rate: args.stranger_rate, friends: args.friends.clone() },
         lease: Some(lease).filter(|name| !name.is_empty()),
         pages: Pages {
             health: page(args.health, 8080),
             ready: page(args.ready, 8181),
             metrics: page(args.metrics, 9153),
         },
-        zonal: args.zonal,
         lingers: true,
         threads: args.threads,
         complete_searches_of: args
             .complete_searches_of
             .clone()
-            .map(|name| Node { name, resolv_conf: machine::RESOLV_CONF.into() }),
+            .map(|name| ClientNode { name, resolv_conf: machine::RESOLV_CONF.into() }),
         corefile: corefile.clone(),
-        ..Config::default()
     };
     if config.listen.is_empty() {
         config.listen = roadstead_dns::configuration::places(&config)?;
     }
-    roadstead_dns::agent::run(client, config, stop).await.context("the DNS server failed")
+    let client = args.cluster.client(roadstead_dns::configuration::kubeconfig(&config)?).await?;
+    let outputs = Outputs::default();
+    notify::ready_after(outputs.programmed.subscribe(), |programmed| programmed.ready);
+    let agent = DnsAgent { client, config, outputs };
+    agent.run(stop).await.context("the DNS server failed")
 }
 
 /// Says what a name means in a cluster.
 async fn explain(client: &Client, domain: &str, why: &WhyArgs) -> anyhow::Result<()> {
     let origin = Name::parse(domain);
     let origin = origin.with_context(|| format!("{domain:?} is not a domain name"))?;
-    let mut keeper = Keeper::new(Settings::new(&origin), 1);
+    let mut keeper = Keeper::new(ZoneSettings::new(&origin), 1, Seed::new(1));
     let all = ListParams::default();
     for namespace in Api::<Namespace>::all(client.clone()).list(&all).await? {
         keeper.observe_namespace(&namespace.name_any());
@@ -292,7 +306,10 @@ fn tell(zone: &Zone, domain: &str, name: &str, namespace: &str) -> anyhow::Resul
         let mut found = false;
         for (kind, label) in kinds {
             let answer = zone.answer(wire.wire(), *kind);
-            found |= matches!(answer.end, End::Found(..) | End::Elsewhere | End::NoData(_));
+            found |= matches!(
+                answer.end,
+                AnswerEnd::Found(..) | AnswerEnd::Elsewhere | AnswerEnd::NoData(_)
+            );
             writeln!(story, "  {label:<5}{}", describe(zone, wire.wire(), *kind, &answer))?;
         }
         if found {
@@ -310,12 +327,14 @@ fn describe(zone: &Zone, name: &[u8], kind: RecordType, answer: &Answer<'_>) -> 
         None => text.to_owned(),
     };
     words.push(match &answer.end {
-        End::Found(records, lifetime) => format!("{} (for {lifetime} s)", shown(records)),
-        End::NoData(_) => reason("no records"),
-        End::NoName(_) => reason("no such name"),
-        End::Loop | End::TooLong => reason("an error"),
-        End::NotReady => reason("unknown"),
-        End::Elsewhere | End::NotOurs => "outside the cluster: upstream servers are asked".into(),
+        AnswerEnd::Found(records, lifetime) => format!("{} (for {lifetime} s)", shown(records)),
+        AnswerEnd::NoData(_) => reason("no records"),
+        AnswerEnd::NoName(_) => reason("no such name"),
+        AnswerEnd::Loop | AnswerEnd::TooLong => reason("an error"),
+        AnswerEnd::NotReady => reason("unknown"),
+        AnswerEnd::Elsewhere | AnswerEnd::NotOurs => {
+            "outside the cluster: upstream servers are asked".into()
+        }
     });
     words.join(", ")
 }
@@ -353,7 +372,8 @@ mod tests {
     use serde_json::json;
 
     fn zone() -> Keeper {
-        let mut keeper = Keeper::new(Settings::new(&Name::parse("cluster.local").unwrap()), 1);
+        let mut keeper =
+            Keeper::new(ZoneSettings::new(&Name::parse("cluster.local").unwrap()), 1, Seed::new(1));
         keeper.observe_namespace("shop");
         keeper.observe_namespace("default");
         let web = json!({"metadata": {"namespace": "shop", "name": "web"},

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Reads hours, minutes and seconds, in this order.
-pub fn parse(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     let wrong = || format!("{text:?} is no time such as 8760h or 1h30m");
     let mut rest = text;
     let mut seconds = 0_u64;

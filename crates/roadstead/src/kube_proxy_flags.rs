@@ -61,7 +61,7 @@ const FLAGS: &[(&str, Kind, &str)] = &[
 
 /// The fields that flags have set.
 #[derive(Clone, Debug, Default)]
-pub struct KubeProxyFlags {
+pub(crate) struct KubeProxyFlags {
     /// A part of a KubeProxyConfiguration.
     pub fields: Value,
 }

@@ -7,21 +7,42 @@ mod apiserver;
 mod certificates;
 mod cli;
 mod compose;
+mod config_file;
+mod controller_pages;
 mod controllers;
 mod culprit;
 mod data_directory;
+mod definitions;
 mod dns;
 mod duration;
+mod etcd_args;
+mod identities;
+mod image;
+mod join;
 mod kube_proxy_flags;
+mod lab;
+mod leave;
+mod log_level;
 mod machine;
 mod manifests;
+mod netpol;
 mod network_claim;
+mod node;
+mod node_args;
+mod node_cidr_sizes;
+mod notify;
+mod part_logs;
+mod prometheus;
 mod proxy;
 mod ranges;
 mod render;
 mod renewal;
+mod rules_claim;
+mod shell;
 mod snapshot;
 mod store_args;
+mod token;
+mod token_text;
 mod trace;
 mod up;
 mod visible;
@@ -30,7 +51,7 @@ mod world;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 
 /// Objects come and go for months: this allocator returns what is free, needs less room for what is
 /// not, and a quarter less time for a request than the C library's. Its settings are in
@@ -43,7 +64,15 @@ fn main() -> ExitCode {
     if let Some(code) = roadstead_node::applet::applet_main() {
         return ExitCode::from(u8::try_from(code).unwrap_or(1));
     }
-    let cli = cli::Cli::parse();
+    roadstead_dns::own_lookups::stay_inside();
+    let given = match config_file::expand(&cli::Cli::command(), std::env::args_os().collect()) {
+        Ok(given) => given,
+        Err(why) => {
+            eprintln!("roadstead: {why}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let cli = cli::Cli::parse_from(given);
     // Free memory is returned even when nothing else happens.
     if let Err(error) = tikv_jemalloc_ctl::background_thread::write(true) {
         eprintln!("roadstead: memory is returned late: {error}");

@@ -5,7 +5,7 @@ use serde_json::{Deserializer, Value, de::IoRead};
 
 /// All objects of a text, with those in lists; each has a namespace and, if the list says it, a
 /// kind. Documents are separated as YAML does it, and JSON values may simply follow each other.
-pub fn objects(text: &str) -> anyhow::Result<Vec<Value>> {
+pub(crate) fn objects(text: &str) -> anyhow::Result<Vec<Value>> {
     let mut found = Vec::new();
     for document in documents(text)? {
         let kind = document["kind"].as_str().and_then(|kind| kind.strip_suffix("List"));

@@ -16,16 +16,21 @@ use roadstead_proxy::iptables::tables;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
-const DIRECTORY: &str = "/run/roadstead";
-const NAMESPACE: &str = "/proc/self/ns/net";
+/// Where claims are kept, each under the inode of its network namespace.
+pub(crate) const DIRECTORY: &str = "/run/roadstead";
+pub(crate) const NAMESPACE: &str = "/proc/self/ns/net";
 const KERNEL: &str = "/proc/sys";
 /// What the node agent and the proxy set.
-const SETTINGS: [&str; 3] =
-    ["net/ipv4/conf/all/send_redirects", "net/ipv4/conf/all/route_localnet", "net/ipv4/ip_forward"];
+const SETTINGS: [&str; 4] = [
+    "net/ipv4/conf/all/send_redirects",
+    "net/ipv4/conf/all/route_localnet",
+    "net/ipv4/ip_forward",
+    "net/ipv6/conf/all/forwarding",
+];
 
 /// The network is ours while this lives.
 #[derive(Debug)]
-pub struct NetworkClaim {
+pub(crate) struct NetworkClaim {
     path: PathBuf,
     /// Locked.
     file: File,
@@ -35,7 +40,7 @@ pub struct NetworkClaim {
 
 /// What the network was like before the first of us came.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Before {
+pub(crate) struct Before {
     /// Settings of the kernel.
     settings: BTreeMap<String, String>,
     /// The tables of iptables, if somebody has looked.
@@ -45,22 +50,39 @@ pub struct Before {
 /// Who made what is in the network.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Owner {
+pub(crate) struct Owner {
     pid: u32,
     data_dir: PathBuf,
+    /// What it makes; those who did not say so made everything.
+    #[serde(default)]
+    extent: Extent,
     #[serde(default)]
     before: Before,
+}
+
+/// What of a network somebody makes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Extent {
+    /// Pods, their links, and the rules for Services and policies, as `up`.
+    #[default]
+    Cluster,
+    /// Pods and their links; rules are the business of others.
+    Pods,
 }
 
 impl NetworkClaim {
     /// Takes the network for the cluster of a data directory. Fails, before anything is touched,
     /// if another one runs here or has left its pods.
-    pub fn take(data_dir: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn take(data_dir: &Path, extent: Extent) -> anyhow::Result<Self> {
         let name = fs::metadata(NAMESPACE).context("cannot look at our network namespace")?.ino();
-        Self::take_in(Path::new(DIRECTORY), name, data_dir)
+        Self::take_in(Path::new(DIRECTORY), name, (data_dir, extent))
     }
 
-    fn take_in(directory: &Path, namespace: u64, data_dir: &Path) -> anyhow::Result<Self> {
+    fn take_in(
+        directory: &Path,
+        namespace: u64,
+        (data_dir, extent): (&Path, Extent),
+    ) -> anyhow::Result<Self> {
         let made = DirBuilder::new().recursive(true).mode(0o755).create(directory);
         made.with_context(|| format!("cannot make {}", directory.display()))?;
         let path = directory.join(format!("network-{namespace}"));
@@ -92,7 +114,7 @@ impl NetworkClaim {
             settings: settings(Path::new(KERNEL)),
             tables: Some(tables::present()),
         });
-        let owner = Owner { pid: std::process::id(), data_dir, before: before.clone() };
+        let owner = Owner { pid: std::process::id(), data_dir, extent, before: before.clone() };
         let text = serde_json::to_vec(&owner).context("cannot describe ourselves")?;
         file.set_len(0)
             .and_then(|()| file.rewind())
@@ -102,13 +124,13 @@ impl NetworkClaim {
     }
 
     /// Whether one of us ran here before, since the machine started or the network was given back.
-    pub fn had_owner(&self) -> bool {
+    pub(crate) fn had_owner(&self) -> bool {
         self.had_owner
     }
 
     /// Gives the network back: nothing of ours is left in it, and the rest is as it was before us.
     /// Returns what that took, in words.
-    pub fn release(self) -> Vec<String> {
+    pub(crate) fn release(self) -> Vec<String> {
         let mut restored = restore(Path::new(KERNEL), &self.before.settings);
         if let Some(before) = &self.before.tables {
             match tables::remove_empty(before) {
@@ -121,6 +143,26 @@ impl NetworkClaim {
         let _ = self.file.set_len(0);
         let _ = fs::remove_file(&self.path);
         restored
+    }
+}
+
+/// Fails if rules are those of a cluster whose pods go on here, although nobody looks after them now.
+pub(crate) fn check_rules_are_free() -> anyhow::Result<()> {
+    let name = fs::metadata(NAMESPACE).context("cannot look at our network namespace")?.ino();
+    check_free(&Path::new(DIRECTORY).join(format!("network-{name}")))
+}
+
+fn check_free(path: &Path) -> anyhow::Result<()> {
+    let owner = File::open(path).ok().and_then(|mut file| read(&mut file));
+    match owner.filter(|owner| owner.extent == Extent::Cluster && has_pods(&owner.data_dir)) {
+        None => Ok(()),
+        Some(owner) => {
+            let theirs = owner.data_dir.display();
+            bail!(
+                "these are the rules of the cluster in {theirs}, whose pods are on this machine; \
+                 remove both with: roadstead cleanup --data-dir {theirs}"
+            )
+        }
     }
 }
 
@@ -174,36 +216,46 @@ mod tests {
         let (run, mine, other) =
             (place.path().join("run"), place.path().join("mine"), place.path().join("other"));
         let refusal = |namespace, data_dir: &Path| {
-            NetworkClaim::take_in(&run, namespace, data_dir).unwrap_err().to_string()
+            NetworkClaim::take_in(&run, namespace, (data_dir, Extent::Cluster))
+                .unwrap_err()
+                .to_string()
         };
-        let first = NetworkClaim::take_in(&run, 7, &mine).unwrap();
+        let first = NetworkClaim::take_in(&run, 7, (&mine, Extent::Cluster)).unwrap();
         assert!(!first.had_owner());
         let said = refusal(7, &other);
         let pid = format!("(pid {})", std::process::id());
         assert!(said.contains(&pid) && said.contains("mine"), "{said}");
-        NetworkClaim::take_in(&run, 8, &other)
+        NetworkClaim::take_in(&run, 8, (&other, Extent::Cluster))
             .expect("another network is another matter")
             .release();
 
         // It stops, and its pods go on.
         fs::create_dir_all(mine.join("node/pods/uid")).unwrap();
         drop(first);
+        let remedy = format!("cleanup --data-dir {}", mine.display());
         let said = refusal(7, &other);
-        assert!(said.contains(&format!("cleanup --data-dir {}", mine.display())), "{said}");
-        let again = NetworkClaim::take_in(&run, 7, &mine).expect("its own pods are no obstacle");
+        assert!(said.contains(&remedy), "{said}");
+        // Nor are its rules anybody else's; those beside a node agent are.
+        let claim = run.join("network-7");
+        let said = check_free(&claim).unwrap_err().to_string();
+        assert!(said.contains(&remedy), "{said}");
+        drop(NetworkClaim::take_in(&run, 7, (&mine, Extent::Pods)).unwrap());
+        check_free(&claim).unwrap();
+        let again = NetworkClaim::take_in(&run, 7, (&mine, Extent::Cluster))
+            .expect("its own pods are no obstacle");
         assert!(again.had_owner());
         drop(again);
 
         // Without pods, what is left is rules, and the next one brings its own.
         fs::remove_dir(mine.join("node/pods/uid")).unwrap();
-        NetworkClaim::take_in(&run, 7, &other).unwrap().release();
+        NetworkClaim::take_in(&run, 7, (&other, Extent::Cluster)).unwrap().release();
         assert_eq!(fs::read_dir(&run).unwrap().count(), 0);
     }
     #[test]
     fn the_kernel_is_left_as_it_was_found() {
         let kernel = tempfile::tempdir().unwrap();
         let file = |name: &str| kernel.path().join(name);
-        for (name, value) in SETTINGS.iter().zip(["1\n", "0\n", "0\n"]) {
+        for (name, value) in SETTINGS.iter().zip(["1\n", "0\n", "0\n", "0\n"]) {
             fs::create_dir_all(file(name).parent().unwrap()).unwrap();
             fs::write(file(name), value).unwrap();
         }

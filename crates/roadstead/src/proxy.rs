@@ -7,21 +7,24 @@ use anyhow::{Context, bail};
 use clap::{ArgAction, Parser};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Api, Client};
-use roadstead_proxy::agent::Config;
+use roadstead_announce::AnnouncerInputs;
+use roadstead_proxy::agent::config::{Config, Outputs};
 use roadstead_proxy::configuration::Configuration;
-use roadstead_proxy::drop_in::{self, Around, agent_config};
-use roadstead_proxy::patience;
-use roadstead_proxy::plane::Mode;
-use roadstead_watch::events::{self, About, Happening, Severity};
+use roadstead_proxy::data_plane::ProxyMode;
+use roadstead_proxy::kube_proxy::{self, KubeProxy, KubeProxyOptions, agent_config};
+use roadstead_proxy::startup;
+use roadstead_watch::events::{self, EventDraft, InvolvedObject, Severity};
 use serde_json::Value;
 use tracing::{info, warn};
 
 use crate::kube_proxy_flags::KubeProxyFlags;
-use crate::{machine, world};
+use crate::log_level::LogLevel;
+use crate::rules_claim::Rules;
+use crate::{machine, network_claim, notify, world};
 
 /// Run only the proxy, against any cluster.
 #[derive(Debug, Parser)]
-pub struct Args {
+pub(crate) struct Args {
     /// How to reach the API server; without it, as the configuration says, or as a pod does.
     #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
     kubeconfig: Option<PathBuf>,
@@ -42,7 +45,7 @@ pub struct Args {
     cleanup: bool,
     /// How to carry traffic, whatever the configuration says.
     #[arg(long, value_name = "MODE")]
-    proxy_mode: Option<Mode>,
+    proxy_mode: Option<ProxyMode>,
     /// Whether mode iptables takes the place of ipvs where the kernel has no IPVS.
     #[arg(long, default_value_t = true, action = ArgAction::Set, value_name = "BOOL")]
     ipvs_fallback: bool,
@@ -64,13 +67,17 @@ pub struct Args {
 }
 
 /// Carries out `roadstead proxy`.
-pub async fn run(args: Args) -> anyhow::Result<()> {
+pub(crate) async fn run(args: Args, log_level: LogLevel) -> anyhow::Result<()> {
     if args.cleanup {
+        let _claim = Rules::Proxy.take_for_removal()?;
+        network_claim::check_rules_are_free()?;
         return roadstead_proxy::agent::cleanup().context("rules are left behind");
     }
     if args.write_config_to.is_none() && !machine::may_write_rules() {
         bail!("only root (CAP_NET_ADMIN) can write the rules of the proxy");
     }
+    let may_write = !args.init_only && args.write_config_to.is_none();
+    let _claim = may_write.then(|| Rules::Proxy.keep());
     let mut flags = args.flags.fields;
     if let Some(mode) = args.proxy_mode {
         // Other fields depend on it.
@@ -94,13 +101,16 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     if !args.cluster_cidr.is_empty() {
         configuration.cluster_networks = args.cluster_cidr;
     }
+    if configuration.is_talkative() {
+        log_level.log_everything_of("roadstead_proxy");
+    }
     let name = args.hostname_override.or(configuration.node_name.clone());
     let node_name = name.unwrap_or_else(machine::host_name);
     if !notes.is_empty() {
         tell_of_ignored(&client, source.unwrap_or_else(|| node(&node_name)), &notes).await;
     }
     info!(node = node_name, mode = %configuration.mode, "proxy starts");
-    let around = Around {
+    let options = KubeProxyOptions {
         healthz: configuration.healthz,
         metrics: configuration.metrics,
         publish: (!args.no_lease).then_some(Duration::from_secs(1)),
@@ -110,13 +120,35 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         announce: args.announce,
     };
     if args.init_only {
-        drop_in::prepare(&around);
+        kube_proxy::prepare(&options);
         return Ok(());
     }
     let config =
         Config { ipvs_fallback: args.ipvs_fallback, ..agent_config(&configuration, &node_name) };
-    drop_in::run(client, config, around, stop).await?;
+    let outputs = Outputs::default();
+    notify::ready_after(outputs.programmed.subscribe(), |programmed| programmed.commits > 0);
+    let announce = announcer(client.clone(), node_name, &outputs);
+    let proxy = kube_proxy::run(KubeProxy { client, config, options, outputs }, stop);
+    tokio::select! {
+        outcome = proxy => outcome?,
+        () = announce, if args.announce => {}
+    }
     Ok(())
+}
+
+/// Answers for the addresses of load balancers that the proxy knows of, on a node of that name.
+pub(crate) fn announcer(
+    client: Client,
+    node: String,
+    outputs: &Outputs,
+) -> impl Future<Output = ()> + Send + use<> {
+    let inputs = AnnouncerInputs {
+        node,
+        announcements: outputs.announcements.subscribe(),
+        lease_good_until: outputs.lease_good_until.subscribe(),
+        state: outputs.component.state.clone(),
+    };
+    roadstead_announce::run(client, inputs)
 }
 
 /// A client for the cluster of a kubeconfig, for the user's own, or for that in whose pod we run.
@@ -167,10 +199,10 @@ fn from_file(path: &Path, flags: &Value) -> anyhow::Result<(Configuration, Vec<S
 async fn from_cluster(
     client: &Client,
     flags: &Value,
-) -> (Configuration, Vec<String>, Option<About>) {
+) -> (Configuration, Vec<String>, Option<InvolvedObject>) {
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), "kube-system");
     let what = "ConfigMap kube-system/kube-proxy";
-    let map = patience::answer(what, || api.get("kube-proxy")).await;
+    let map = startup::wait_for_answer(what, || api.get("kube-proxy")).await;
     if map.is_none() {
         info!("no {what}, using defaults");
     }
@@ -181,19 +213,25 @@ async fn from_cluster(
         let (configuration, notes) = defaults.unwrap_or_default();
         (configuration, [vec![error], notes].concat())
     });
-    (configuration, notes, map.as_ref().map(About::object))
+    (configuration, notes, map.as_ref().map(InvolvedObject::of))
 }
 
-async fn tell_of_ignored(client: &Client, about: About, notes: &[String]) {
+async fn tell_of_ignored(client: &Client, about: InvolvedObject, notes: &[String]) {
     let message = format!("ignored: {}", notes.join("; "));
     warn!(message, "part of the configuration is ignored");
     let (severity, reason) = (Severity::Warning, "ConfigurationIgnored".into());
-    let happening = Happening { about, severity, reason, message };
-    events::tell_once(client.clone(), "kube-proxy", happening).await;
+    let draft = EventDraft { about, severity, reason, message };
+    events::record_once(client.clone(), "kube-proxy", draft).await;
 }
 
 /// Our Node, as Events name it: the kubelet, too, takes its name for its uid.
-fn node(name: &str) -> About {
+fn node(name: &str) -> InvolvedObject {
     let (api_version, kind) = ("v1".into(), "Node".into());
-    About { api_version, kind, name: name.into(), uid: name.into(), ..About::default() }
+    InvolvedObject {
+        api_version,
+        kind,
+        name: name.into(),
+        uid: name.into(),
+        ..InvolvedObject::default()
+    }
 }

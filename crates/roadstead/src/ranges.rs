@@ -6,15 +6,16 @@ use std::net::{IpAddr, Ipv4Addr};
 use anyhow::bail;
 use ipnet::{IpNet, Ipv4Net};
 use roadstead_plan::loadbalancer::Range;
+use roadstead_podnet::plan::ROUTE_PRIORITY;
 
 /// Where the kernel lists the routes of our network namespace.
 const ROUTES: &str = "/proc/self/net/route";
 
 /// The ranges that an operator chooses.
 #[derive(Clone, Copy, Debug)]
-pub struct Ranges<'a> {
+pub(crate) struct Ranges<'a> {
     /// `--cluster-cidr`.
-    pub pods: Ipv4Net,
+    pub pods: &'a [IpNet],
     /// `--service-cidr`.
     pub services: &'a [IpNet],
     /// `--load-balancer-pool`.
@@ -31,17 +32,18 @@ struct OwnRoute {
 impl Ranges<'_> {
     fn named(&self) -> impl Iterator<Item = (&'static str, IpNet)> {
         let services = self.services.iter().map(|range| ("--service-cidr", *range));
-        services.chain([("--cluster-cidr", self.pods.into())])
+        services.chain(self.pods.iter().map(|range| ("--cluster-cidr", *range)))
     }
 
-    /// Refuses ranges that overlap, and those that this machine's own address is in.
-    pub fn check(&self, machine: Option<IpAddr>) -> anyhow::Result<()> {
-        let pods = IpNet::from(self.pods);
-        if let Some(services) = self.services.iter().find(|range| overlap(range, &pods)) {
-            bail!("--service-cidr {services} and --cluster-cidr {pods} overlap");
+    /// Refuses ranges that overlap, and those that an address of this machine is in.
+    pub(crate) fn check(&self, machine: &[IpAddr]) -> anyhow::Result<()> {
+        for pods in self.pods {
+            if let Some(services) = self.services.iter().find(|range| overlap(range, pods)) {
+                bail!("--service-cidr {services} and --cluster-cidr {pods} overlap");
+            }
         }
         for (flag, range) in self.named() {
-            if let Some(machine) = machine.filter(|machine| range.contains(machine)) {
+            if let Some(machine) = machine.iter().find(|machine| range.contains(*machine)) {
                 bail!(
                     "this machine's own address {machine} is in {flag} {range}; choose another range"
                 );
@@ -57,7 +59,7 @@ impl Ranges<'_> {
     }
 
     /// What to say about the routes that the machine has already, except those of our own bridge.
-    pub fn warnings(&self, bridge: &str) -> Vec<String> {
+    pub(crate) fn warnings(&self, bridge: &str) -> Vec<String> {
         // What cannot be read is no reason not to start.
         let routes = routes(&std::fs::read_to_string(ROUTES).unwrap_or_default());
         self.hidden(&routes, bridge)
@@ -90,7 +92,8 @@ fn routes(table: &str) -> Vec<OwnRoute> {
     let address = |text: &str| {
         u32::from_str_radix(text, 16).ok().map(|bits| Ipv4Addr::from(bits.to_ne_bytes()))
     };
-    let routes = rows.filter_map(|row| {
+    let own = ROUTE_PRIORITY.to_string();
+    let routes = rows.filter(|row| row.get(6) != Some(&&*own)).filter_map(|row| {
         let mask = address(row.get(7)?)?;
         let to = Ipv4Net::with_netmask(address(row.get(1)?)?, mask).ok()?;
         Some(OwnRoute { link: (*row.first()?).to_owned(), to })
@@ -111,6 +114,9 @@ mod tests {
         for (pods, services, pool, machine, want) in [
             ("10.244.0.0/16", "10.96.0.0/12", "", "192.0.2.7", ""),
             ("10.244.0.0/16", "10.96.0.0/12,fd00::/112", "192.0.2.0/28", "192.0.2.7", ""),
+            ("10.244.0.0/16,fd01::/56", "10.96.0.0/12,fd00::/112", "", "2001:db8::7", ""),
+            ("10.244.0.0/16,fd00::/56", "10.96.0.0/12,fd00::/112", "", "192.0.2.7", "overlap"),
+            ("10.244.0.0/16,fd01::/56", "10.96.0.0/12", "", "fd01::7", "in --cluster-cidr"),
             ("10.244.0.0/16", "10.244.0.0/16", "", "192.0.2.7", "overlap"),
             ("10.244.0.0/16", "fd00::/112,10.244.0.0/16", "", "192.0.2.7", "overlap"),
             ("10.0.0.0/8", "10.96.0.0/12", "", "192.0.2.7", "overlap"),
@@ -132,8 +138,8 @@ mod tests {
                 .filter(|own| !own.is_empty())
                 .map(|own| own.parse().unwrap())
                 .collect();
-            let ranges = Ranges { pods: pods.parse().unwrap(), services: &services, pool: &pool };
-            let checked = ranges.check(Some(machine.parse().unwrap()));
+            let ranges = Ranges { pods: &nets(pods), services: &services, pool: &pool };
+            let checked = ranges.check(&[machine.parse().unwrap()]);
             let said = checked.err().map(|error| error.to_string()).unwrap_or_default();
             assert!(said.contains(want) && said.is_empty() == want.is_empty(), "{said}");
         }
@@ -145,7 +151,8 @@ mod tests {
             eth0\t00000000\t010200C0\t0003\t0\t0\t0\t00000000\n\
             eth0\t000200C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\n\
             tun0\t0000600A\t00000000\t0001\t0\t0\t0\t0000FFFF\n\
-            roadstead0\t0000F40A\t00000000\t0001\t0\t0\t0\t00FFFFFF\n";
+            roadstead0\t0000F40A\t00000000\t0001\t0\t0\t0\t00FFFFFF\n\
+            eth0\t0001F40A\t020200C0\t0003\t0\t0\t8472\t00FFFFFF\n";
         if cfg!(target_endian = "big") {
             return;
         }
@@ -155,8 +162,7 @@ mod tests {
             OwnRoute { link: "tun0".into(), to: "10.96.0.0/16".parse().unwrap() }
         );
         let services = nets("10.96.0.0/12");
-        let ranges =
-            Ranges { pods: "10.244.0.0/16".parse().unwrap(), services: &services, pool: &[] };
+        let ranges = Ranges { pods: &nets("10.244.0.0/16"), services: &services, pool: &[] };
         let warnings = ranges.hidden(&routes, "roadstead0");
         assert_eq!(warnings.len(), 1, "{warnings:?}");
         assert!(warnings[0].contains("10.96.0.0/16 by tun0, and --service-cidr"), "{warnings:?}");

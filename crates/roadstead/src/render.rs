@@ -4,19 +4,19 @@ use std::io::{self, Write};
 
 use clap::Parser;
 use roadstead_forwarding::{iptables, ipvs, nft};
-use roadstead_proxy::plane::Mode;
+use roadstead_proxy::data_plane::ProxyMode;
 
 use crate::world::{Source, World};
 
 /// Print what the proxy would write into the kernel.
 #[derive(Debug, Parser)]
-pub struct Args {
+pub(crate) struct Args {
     #[command(flatten)]
     source: Source,
 }
 
 /// Carries out `roadstead render`.
-pub async fn run(args: Args) -> anyhow::Result<()> {
+pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     let world = args.source.world().await?;
     world.say_assumed();
     let World { tables, config, .. } = world;
@@ -26,12 +26,12 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     for table in tables {
         match config.mode {
-            Mode::Nftables => write!(out, "{}", nft::compile::compile(&table))?,
-            Mode::Iptables => {
+            ProxyMode::Nftables => write!(out, "{}", nft::compile::compile(&table))?,
+            ProxyMode::Iptables => {
                 let nothing = iptables::listing::Listing::default();
                 write!(out, "{}", iptables::diff::Layout::adopt(&table, &nothing).1)?;
             }
-            Mode::Ipvs => {
+            ProxyMode::Ipvs => {
                 write!(out, "{}", ipvs::compile::compile(&table, config.ipvs.scheduler))?;
             }
         }

@@ -2,16 +2,18 @@
 //! at every start and, while it runs, when two thirds of their time have passed. Keys of tokens that
 //! somebody has changed are taken in.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
 use clap::Parser;
+use roadstead_node::serving::secure::SecurePort;
 use roadstead_server::api::Api;
-use roadstead_server::identity::Authority;
-use roadstead_server::secret_file::write_secret;
-use roadstead_server::serving::Serving;
+use roadstead_server::identity::authority::Authority;
+use roadstead_server::identity::secret_file::write_secret;
+use roadstead_server::transport::serving_certificate::ServingCertificate;
 use tokio::time;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -23,7 +25,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// How long certificates are valid.
 #[derive(Clone, Copy, Debug, Parser)]
-pub struct CertificateArgs {
+pub(crate) struct CertificateArgs {
     /// How long the certificates of the server and in the admin's kubeconfig are valid. They are
     /// renewed at every start, and when two thirds of that time have passed.
     #[arg(long, value_name = "TIME", default_value = "8760h", value_parser = duration::parse)]
@@ -32,14 +34,14 @@ pub struct CertificateArgs {
 
 impl CertificateArgs {
     /// An authority that signs for that time.
-    pub fn limit(self, authority: Authority) -> Arc<Authority> {
+    pub(crate) fn limit(self, authority: Authority) -> Arc<Authority> {
         Arc::new(authority.valid_for(self.certificate_duration))
     }
 }
 
 /// The kubeconfig of an administrator.
 #[derive(Clone, Debug)]
-pub struct AdminConfig {
+pub(crate) struct AdminConfig {
     /// The file.
     pub path: PathBuf,
     /// Where the server is.
@@ -48,7 +50,7 @@ pub struct AdminConfig {
 
 impl AdminConfig {
     /// Writes it with a new certificate.
-    pub fn write(&self, authority: &Authority) -> anyhow::Result<()> {
+    pub(crate) fn write(&self, authority: &Authority) -> anyhow::Result<()> {
         let admin = authority.client("roadstead-admin", "system:masters")?;
         let text = authority.kubeconfig(&self.url, &admin);
         write_secret(&self.path, &text)
@@ -56,11 +58,56 @@ impl AdminConfig {
     }
 }
 
+/// What the agent of this machine shows.
+pub(crate) struct AgentCertificate {
+    authority: Arc<Authority>,
+    node: String,
+    names: Vec<String>,
+    serving: Arc<ServingCertificate>,
+}
+
+impl AgentCertificate {
+    /// For an agent that is reached under these names and addresses.
+    pub(crate) fn new(
+        authority: Arc<Authority>,
+        node: &str,
+        names: Vec<String>,
+    ) -> anyhow::Result<Self> {
+        let serving = ServingCertificate::new(&authority.agent(node, names.clone())?)?;
+        Ok(Self { authority, node: node.to_owned(), names, serving: Arc::new(serving) })
+    }
+
+    /// A port that shows it, and believes the cluster's certificates.
+    pub(crate) fn port(&self, listen: SocketAddr) -> anyhow::Result<SecurePort> {
+        Ok(SecurePort { listen, tls: self.authority.tls_with(self.serving.clone())? })
+    }
+
+    /// Renews it until `stop`.
+    pub(crate) async fn run(self, stop: CancellationToken) {
+        let lifetime = self.authority.lifetime();
+        let mut made = SystemTime::now();
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = time::sleep(LOOK_EVERY.min(lifetime / 10)) => {}
+            }
+            if made.elapsed().unwrap_or(lifetime) < lifetime * 2 / 3 {
+                continue;
+            }
+            let fresh = self.authority.agent(&self.node, self.names.clone());
+            match fresh.and_then(|fresh| self.serving.replace(&fresh)) {
+                Ok(()) => made = SystemTime::now(),
+                Err(error) => warn!(%error, "the agent's certificate is not renewed"),
+            }
+        }
+    }
+}
+
 /// What is renewed.
-pub struct Renewal {
+pub(crate) struct Renewal {
     pub api: Arc<Api>,
     pub authority: Arc<Authority>,
-    pub serving: Arc<Serving>,
+    pub serving: Arc<ServingCertificate>,
     /// The names in the server's certificate.
     pub names: Vec<String>,
     pub admin: AdminConfig,
@@ -68,7 +115,7 @@ pub struct Renewal {
 
 impl Renewal {
     /// Renews until `stop`.
-    pub async fn run(self, stop: CancellationToken) {
+    pub(crate) async fn run(self, stop: CancellationToken) {
         let lifetime = self.authority.lifetime();
         let pause = LOOK_EVERY.min(lifetime / 10);
         let mut made = SystemTime::now();

@@ -12,15 +12,15 @@ use http_body_util::BodyExt;
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use roadstead_store::error::OpenError;
+use roadstead_store::kv::{Options, Store};
 use roadstead_store::snapshot::{self, Saved};
-use roadstead_store::store::{Options, Store};
 
 use crate::data_directory::DataDirectory;
 use crate::{apiserver, machine};
 
 /// Save all objects in a file, or restore them from one.
 #[derive(Debug, Parser)]
-pub struct Args {
+pub(crate) struct Args {
     #[command(subcommand)]
     command: Command,
 }
@@ -69,7 +69,7 @@ struct Restore {
 }
 
 /// Carries out `roadstead snapshot`.
-pub async fn run(args: Args) -> anyhow::Result<()> {
+pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     match args.command {
         Command::Save(save) => self::save(save).await,
         Command::Restore(restore) => self::restore(&restore),

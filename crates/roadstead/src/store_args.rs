@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
-use roadstead_store::store::{Options, Store};
+use roadstead_store::kv::{Options, Store};
 
-use crate::{apiserver, machine};
+use crate::{apiserver, data_directory, machine};
 
 /// How often everything on disk is read and checked.
 const SCRUB: Duration = Duration::from_secs(3600);
@@ -16,9 +16,9 @@ const QUOTA: u64 = 2 << 30;
 
 /// What the store may hold, and what becomes of damage.
 #[derive(Clone, Debug, Parser)]
-pub struct StoreArgs {
-    /// Start although what is on disk is damaged, without what the refusal to start has named. The
-    /// damaged files are kept beside the new ones.
+pub(crate) struct StoreArgs {
+    /// Start although what is on disk is damaged or gone, without what the refusal to start has named.
+    /// Damaged files are kept beside the new ones.
     #[arg(long)]
     accept_loss: bool,
     /// How many bytes all objects may take together. Beyond that nothing can be created until some
@@ -29,13 +29,19 @@ pub struct StoreArgs {
 
 impl StoreArgs {
     /// A store that is gone when the process ends.
-    pub fn memory(&self) -> Arc<Store> {
+    pub(crate) fn memory(&self) -> Arc<Store> {
         Store::memory_with(self.options())
     }
 
     /// Opens the store of a data directory.
-    pub fn open(&self, data_dir: &Path) -> anyhow::Result<Arc<Store>> {
-        Ok(Store::open(&apiserver::store_file(data_dir), self.options())?)
+    pub(crate) fn open(&self, data_dir: &Path) -> anyhow::Result<Arc<Store>> {
+        let expected = data_directory::has_store(data_dir);
+        let options = Options { expected, ..self.options() };
+        let store = Store::open(&apiserver::store_file(data_dir), options)?;
+        if !expected {
+            data_directory::note_store(data_dir)?;
+        }
+        Ok(store)
     }
 
     fn options(&self) -> Options {

@@ -1,4 +1,6 @@
-//! `roadstead trace`: what becomes of a packet, and which object decided it.
+//! `roadstead trace`: what becomes of a packet, and which objects decided it.
+
+mod policies;
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -14,13 +16,15 @@ use roadstead_forwarding::packet::{Decision, Origin, Outcome, Packet};
 use roadstead_forwarding::service::{Frontend, Host, IpFamily, Protocol, ServicePortName};
 use roadstead_forwarding::table::ForwardingTable;
 use roadstead_forwarding::{iptables, ipvs};
-use roadstead_proxy::plane::Mode;
+use roadstead_proxy::data_plane::ProxyMode;
 
+pub(crate) use self::policies::Hosts;
+use self::policies::judgements;
 use crate::world::{Source, World};
 
-/// Say what happens to a packet, and which Service decided it.
+/// Say what happens to a packet, and which Service and which NetworkPolicy decided it.
 #[derive(Debug, Parser)]
-pub struct Args {
+pub(crate) struct Args {
     #[command(flatten)]
     source: Source,
     /// Who sends it.
@@ -56,14 +60,14 @@ impl FromStr for Destination {
 }
 
 /// Carries out `roadstead trace`.
-pub async fn run(args: Args) -> anyhow::Result<()> {
+pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     let destination = args.to.socket.ip();
     if args.from.is_ipv4() != destination.is_ipv4() {
         bail!("the two addresses are of different families");
     }
     let world = args.source.world().await?;
     world.say_assumed();
-    let World { tables: [v4, v6], node_addresses, relayed, config, .. } = world;
+    let World { tables: [v4, v6], node_addresses, relayed, config, policies, hosts, .. } = world;
     let table = if IpFamily::of(destination) == IpFamily::V4 { v4 } else { v6 };
     let own = node_addresses.contains(&args.from) || args.from.is_loopback();
     let packet = Packet {
@@ -81,6 +85,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     let differs = outcomes != decision.outcomes;
     decision.outcomes = outcomes;
     io::stdout().write_all(report(&decision).as_bytes())?;
+    io::stdout().write_all(judgements(&policies, &hosts, &packet, &decision).as_bytes())?;
     if let Some(note) = unknown_node(&table, &packet, &decision) {
         writeln!(io::stdout(), "{note}")?;
     }
@@ -97,22 +102,22 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
 /// What becomes of a packet in a mode: the rules of kube-proxy's older modes do not do everything
 /// that they should.
 fn outcomes(
-    mode: Mode,
+    mode: ProxyMode,
     table: &ForwardingTable,
     packet: &Packet,
     decision: &Decision,
 ) -> BTreeSet<Outcome> {
-    let node_addresses = &table.surroundings().node_addresses;
+    let node_addresses = &table.node_network().node_addresses;
     match mode {
-        Mode::Nftables => decision.outcomes.clone(),
-        Mode::Iptables => {
+        ProxyMode::Nftables => decision.outcomes.clone(),
+        ProxyMode::Iptables => {
             let program = iptables::compile::compile(table);
             let lists = BTreeSet::new();
             let in_set = &|_: &str, _: &[Field], _: &Packet| false;
             let world = iptables::trace::World { node_addresses, lists: &lists, in_set };
             iptables::trace::trace(&program, &world, packet).into_keys().collect()
         }
-        Mode::Ipvs => {
+        ProxyMode::Ipvs => {
             let program = ipvs::compile::compile(table, Scheduler::default());
             ipvs::trace::trace(&program, node_addresses, packet)
         }
@@ -121,7 +126,7 @@ fn outcomes(
 
 /// A packet for a node port passes if nobody knows which addresses the node has.
 fn unknown_node(table: &ForwardingTable, packet: &Packet, decision: &Decision) -> Option<String> {
-    let mut own = table.surroundings().node_addresses.iter();
+    let mut own = table.node_network().node_addresses.iter();
     let unowned = decision.owner.is_none() && own.all(IpAddr::is_loopback);
     let name =
         of_node_port(table, packet).filter(|_| unowned && !packet.destination.is_loopback())?;
@@ -168,8 +173,8 @@ fn report(decision: &Decision) -> String {
 #[cfg(test)]
 mod tests {
     use roadstead_api::key::ObjectKey;
+    use roadstead_forwarding::node_network::NodeNetwork;
     use roadstead_forwarding::service::ServicePort;
-    use roadstead_forwarding::surroundings::Surroundings;
 
     use super::*;
 
@@ -187,8 +192,8 @@ mod tests {
             [(false, 30080, true), (false, 30081, false), (true, 30080, false)]
         {
             let node_addresses = known.then_some(own).into_iter().collect();
-            let surroundings = Surroundings { node_addresses, ..Surroundings::default() };
-            let mut table = ForwardingTable::new(IpFamily::V4, &surroundings);
+            let node_network = NodeNetwork { node_addresses, ..NodeNetwork::default() };
+            let mut table = ForwardingTable::new(IpFamily::V4, &node_network);
             table.replace(&ObjectKey::new("ns", "web"), vec![(name.clone(), port.clone())]);
             let packet = Packet {
                 source: [10, 0, 0, 1].into(),

@@ -1,87 +1,125 @@
 //! `roadstead up`: everything on this machine.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
-use std::path::PathBuf;
+mod components;
+mod dns_part;
+mod machines;
+mod plan;
+pub(crate) mod proxy_part;
+pub(crate) mod removal;
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::{ArgAction, Parser};
-use ipnet::Ipv4Net;
+use ipnet::IpNet;
 use jiff::Timestamp;
 use kube::Client;
-use roadstead_controllers::certificates::signer::Signer;
-use roadstead_dns::agent::{Pages, Source};
-use roadstead_dns::limit::{Limits, USUAL_RATE};
-use roadstead_forwarding::surroundings::{DetectLocal, Surroundings};
-use roadstead_plan::alloc;
-use roadstead_proxy::drop_in;
-use roadstead_proxy::plane::Mode;
-use roadstead_server::api::{Api, Neighbours, User};
-use roadstead_server::identity::Authority;
-use roadstead_server::local::Local;
-use roadstead_server::settle::Settled;
-use roadstead_server::tokens::Tokens;
-use roadstead_store::store::Store;
+use roadstead_controllers::identities::user_of;
+use roadstead_controllers::object_metrics;
+use roadstead_dns::agent::{CorefileSource, DnsAgent, Outputs, UpstreamSource, ZoneConfig};
+use roadstead_dns_core::rate_limit::{RateLimits, USUAL_RATE};
+use roadstead_node::runtime::parts::{PartLog, ProcessPart};
+use roadstead_node::serving::secure::SecurePort;
+use roadstead_pod::builtin_image::BuiltInImage;
+use roadstead_podnet::plan::PodNetworkMode;
+use roadstead_proxy::agent::config as proxy_config;
+use roadstead_proxy::data_plane::ProxyMode;
+use roadstead_proxy::kube_proxy::KubeProxyOptions;
+use roadstead_server::api::Api;
+use roadstead_server::identity::authority::Authority;
+use roadstead_server::identity::tokens::Tokens;
+use roadstead_server::node_agents::LocalAgent;
+use roadstead_server::objects::await_dns::DnsProgress;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
-use tracing::warn;
+use tracing::info;
 
 use crate::compose::Tasks;
+use crate::controller_pages::ControllerPages;
 use crate::data_directory::DataDirectory;
-use crate::network_claim::NetworkClaim;
-use crate::ranges::Ranges;
-use crate::renewal::CertificateArgs;
+use crate::definitions::DefinitionArgs;
+use crate::join::identity::Files;
+use crate::network_claim::{Extent, NetworkClaim};
+use crate::node_args::NodeArgs;
+use crate::node_cidr_sizes::NodeCidrSizes;
+use crate::part_logs::PartLogs;
+use crate::proxy::announcer;
+use crate::renewal::{AgentCertificate, CertificateArgs};
+use crate::rules_claim::Rules;
 use crate::store_args::StoreArgs;
-use crate::{apiserver, controllers, machine, visible};
+use crate::up::components::Components;
+use crate::up::dns_part::DnsPart;
+use crate::up::machines::MachineArgs;
+use crate::up::plan::UpPlan;
+use crate::up::proxy_part::ProxyPart;
+use crate::{apiserver, controllers, identities, image, machine, notify, visible};
 
 /// Start everything on this machine: API server, controllers, DNS, proxy and node agent.
 #[derive(Clone, Debug, Parser)]
-pub struct Args {
+pub(crate) struct Args {
+    /// Take flags from this file, too: YAML, whose keys are the flags without the dashes. What is given
+    /// here counts.
+    #[arg(long, value_name = "FILE")]
+    #[allow(dead_code, reason = "it is read before all others, by `config_file`")]
+    config: Option<PathBuf>,
     /// Where objects, certificates and the state of pods are kept.
     #[arg(long, value_name = "DIRECTORY", default_value_os_t = machine::data_dir())]
+    #[arg(value_parser = machine::directory)]
     data_dir: PathBuf,
+    /// Load the images of this directory at the start, those that are not here yet: archives or
+    /// directories, as `roadstead image load` takes them.
+    #[arg(long, value_name = "DIRECTORY")]
+    images: Option<PathBuf>,
     /// Keep objects in memory, and at the end stop all pods and remove all rules. Without it pods
     /// go on when roadstead stops, and the next start takes them over.
     #[arg(long)]
     ephemeral: bool,
-    /// Where to serve the Kubernetes API; port 0 picks a free one.
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:6443")]
-    listen: SocketAddr,
+    /// Where to serve the Kubernetes API; port 0 picks a free one [default: port 6443 of every address].
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Option<SocketAddr>,
     /// Where to write the admin's kubeconfig [default: admin.kubeconfig in the data directory].
     #[arg(long, value_name = "FILE")]
     kubeconfig_out: Option<PathBuf>,
-    /// What this machine is called among the nodes [default: its host name].
-    #[arg(long, value_name = "NAME")]
-    node_name: Option<String>,
     #[command(flatten)]
     services: apiserver::ServiceArgs,
     #[command(flatten)]
     plugins: apiserver::PluginArgs,
-    /// Where the addresses of pods come from; this node takes the first /24 of it.
-    #[arg(long, value_name = "CIDR", default_value = "10.244.0.0/16")]
-    cluster_cidr: Ipv4Net,
-    /// How the kernel is told to balance connections.
-    #[arg(long, default_value_t = Mode::default(), value_name = "nftables|iptables|ipvs")]
-    proxy_mode: Mode,
+    #[command(flatten)]
+    definitions: DefinitionArgs,
+    /// Where the addresses of pods come from: one range, or one of each IP family, the primary one first. Each
+    /// node gets a block; this one has the first.
+    #[arg(long, value_name = "CIDR,…", value_delimiter = ',', default_value = "10.244.0.0/16")]
+    cluster_cidr: Vec<IpNet>,
+    #[command(flatten)]
+    node_cidr_sizes: NodeCidrSizes,
+    /// How packets get to pods of other nodes: by routes, in VXLAN, by one or the other as it is possible, or by
+    /// what others have set up.
+    #[arg(long, value_name = "auto|routes|vxlan|none", default_value_t = PodNetworkMode::Auto)]
+    pod_network: PodNetworkMode,
+    /// How the kernel is told to balance connections [default: nftables]. Like --cluster-cidr it is written
+    /// into the ConfigMap kube-system/kube-proxy, which counts from then on: edit it, and delete the pods
+    /// labelled k8s-app=kube-proxy.
+    #[arg(long, value_name = "nftables|iptables|ipvs")]
+    proxy_mode: Option<ProxyMode>,
     /// Whether mode iptables takes the place of ipvs where the kernel has no IPVS.
     #[arg(long, default_value_t = true, action = ArgAction::Set, value_name = "BOOL")]
     ipvs_fallback: bool,
     /// The address of the cluster's DNS [default: the tenth of the service range].
     #[arg(long, value_name = "IP")]
-    dns_ip: Option<Ipv4Addr>,
+    dns_ip: Option<IpAddr>,
     /// The domain that all names of the cluster end in.
     #[arg(long, value_name = "DOMAIN", default_value = "cluster.local")]
     cluster_domain: String,
     /// Whether DNS tells pods at once what their search for a name will end with.
     #[arg(long, default_value_t = true, action = ArgAction::Set, value_name = "BOOL")]
     search_completion: bool,
-    /// The bridge that the pods of this machine hang on.
-    #[arg(long, value_name = "NAME", default_value = "roadstead0")]
-    bridge: String,
-    /// Let pods ask for what gives them this machine: privileged containers, capabilities beyond the
-    /// usual ones, no system call filter. Whoever may create pods is then root here.
-    #[arg(long)]
-    allow_privileged: bool,
+    #[command(flatten)]
+    node: NodeArgs,
+    #[command(flatten)]
+    machines: MachineArgs,
     #[command(flatten)]
     certificates: CertificateArgs,
     #[command(flatten)]
@@ -90,155 +128,36 @@ pub struct Args {
     store: StoreArgs,
     #[command(flatten)]
     controllers: controllers::Options,
+    /// Where to serve /metrics of the controllers, /metrics/objects (what kube-state-metrics would say),
+    /// /metrics/apiserver, /healthz, /readyz and /debug/state [default: 127.0.0.1:10252 as root, else nowhere].
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    metrics_bind_address: Option<SocketAddr>,
 }
 
-/// What `up` has worked out from its arguments and the machine.
-struct Plan {
-    args: Args,
-    node_name: String,
-    kubeconfig: PathBuf,
-    pod_cidr: Ipv4Net,
-    service_cidr: Ipv4Net,
-    dns_ip: Ipv4Addr,
-    internal_ip: IpAddr,
-    /// How many files programs may open, if not as many as we.
-    open_files: Option<u64>,
-}
-
-impl Plan {
-    fn new(args: Args) -> anyhow::Result<Self> {
-        let name = args.node_name.clone().unwrap_or_else(machine::host_name);
-        let kubeconfig = args.kubeconfig_out.clone();
-        let kubeconfig = kubeconfig.unwrap_or_else(|| args.data_dir.join("admin.kubeconfig"));
-        let Some(pod_cidr) = args.cluster_cidr.subnets(24).ok().and_then(|mut all| all.next())
-        else {
-            bail!("--cluster-cidr {} has no room for a /24", args.cluster_cidr);
-        };
-        let Some(service_cidr) = args.services.ipv4_range() else {
-            bail!("pods have IPv4 addresses here: --service-cidr needs an IPv4 range");
-        };
-        let IpAddr::V4(tenth) = alloc::nth(service_cidr.into(), 10) else {
-            bail!("--service-cidr must be IPv4")
-        };
-        if args.dns_ip.is_none() && !service_cidr.contains(&tenth) {
-            bail!(
-                "--service-cidr {service_cidr} is too small for a cluster: it needs a /28 or more"
-            );
-        }
-        let dns_ip = args.dns_ip.unwrap_or(tenth);
-        if !service_cidr.contains(&dns_ip) {
-            bail!("--dns-ip {dns_ip} is not in --service-cidr {service_cidr}");
-        }
-        let internal_ip = primary_address().unwrap_or_else(|| gateway(pod_cidr).into());
-        Ok(Self {
-            args,
-            node_name: name,
-            kubeconfig,
-            pod_cidr,
-            service_cidr,
-            dns_ip,
-            internal_ip,
-            open_files: None,
-        })
-    }
-
-    /// Refuses what cannot work before anything is touched; warns of what may not be meant.
-    fn check_ranges(&self) -> anyhow::Result<()> {
-        self.args.services.settle()?;
-        let ranges = Ranges {
-            pods: self.args.cluster_cidr,
-            services: self.args.services.ranges(),
-            pool: self.args.controllers.pool(),
-        };
-        ranges.check(primary_address())?;
-        for warning in ranges.warnings(&self.args.bridge) {
-            warn!("{warning}");
-        }
-        Ok(())
-    }
-
-    fn store(&self) -> anyhow::Result<Arc<Store>> {
-        match self.args.ephemeral {
-            true => Ok(self.args.store.memory()),
-            false => self.args.store.open(&self.args.data_dir),
-        }
-    }
-
-    /// Approved requests for certificates are signed with the cluster's own authority.
-    fn signer(&self, authority: &Authority) -> anyhow::Result<Arc<Signer>> {
-        let pair = authority.signing();
-        let longest = self.args.controllers.signing_duration();
-        let signer = Signer::new(&pair.certificate, &pair.key, longest);
-        Ok(Arc::new(signer.map_err(anyhow::Error::msg).context("cannot sign certificates")?))
-    }
-
-    /// What the API server knows about its neighbours: that there are no others.
-    fn neighbours(&self) -> Neighbours {
-        Neighbours { components: Some(roadstead_controllers::ALL.to_vec()) }
-    }
-
-    fn node(&self) -> roadstead_node::config::Config {
-        roadstead_node::config::Config {
-            node_name: self.node_name.clone(),
-            bridge: self.args.bridge.clone(),
-            pod_cidr: self.pod_cidr,
-            service_cidr: self.service_cidr,
-            cluster_dns: self.dns_ip.into(),
-            cluster_domain: self.args.cluster_domain.clone(),
-            state_dir: self.args.data_dir.join("node"),
-            internal_ip: self.internal_ip,
-            open_files: self.open_files,
-            allow_privileged: self.args.allow_privileged,
-        }
-    }
-
-    fn proxy(&self) -> roadstead_proxy::agent::Config {
-        let detect_local = DetectLocal::Networks(vec![self.args.cluster_cidr.into()]);
-        roadstead_proxy::agent::Config {
-            node_name: self.node_name.clone(),
-            mode: self.args.proxy_mode,
-            ipvs_fallback: self.args.ipvs_fallback,
-            surroundings: Surroundings {
-                detect_local,
-                service_networks: self.args.services.ranges().to_vec(),
-                masquerade_egress: true,
-                ..Surroundings::default()
-            },
-            follow_node: true,
-            // Who has this machine may try a node port the short way.
-            node_port_addresses: vec!["all".into(), "localhost".into()],
-            ..Default::default()
-        }
-    }
-
-    /// As root we have the machine to ourselves, and show what the DNS server counted where
-    /// CoreDNS does, to the machine itself.
-    fn dns_pages(&self) -> Pages {
-        let metrics = machine::is_privileged().then_some((Ipv4Addr::LOCALHOST, 9153).into());
-        Pages { metrics, ..Pages::default() }
-    }
-
-    /// The pods of this machine ask the DNS server of this machine.
-    fn dns_clients(&self) -> roadstead_dns::clients::Node {
-        let resolv_conf = machine::RESOLV_CONF.into();
-        roadstead_dns::clients::Node { name: self.node_name.clone(), resolv_conf }
-    }
-
-    /// The DNS server listens on the bridge, where pods and the machine itself reach it; without
-    /// a bridge, on loopback.
-    fn dns_address(&self, privileged: bool) -> SocketAddr {
-        match privileged {
-            true => (gateway(self.pod_cidr), 53).into(),
-            false => ([127, 0, 0, 1], 1053).into(),
-        }
-    }
+/// What is to be removed.
+#[derive(Clone, Debug, Parser)]
+pub(crate) struct CleanupArgs {
+    #[command(flatten)]
+    up: Args,
+    /// Keep objects, certificates, images and volumes: the next start has the same cluster, whose pods then
+    /// begin anew.
+    #[arg(long)]
+    keep_data: bool,
 }
 
 /// Runs everything until interrupted.
-pub async fn run(args: Args) -> anyhow::Result<()> {
+pub(crate) async fn run(args: Args, logs: PartLogs) -> anyhow::Result<()> {
     let begin = Instant::now();
     let open_files = roadstead_dns::tcp::raise_file_limit();
-    let plan = Plan { open_files, ..Plan::new(args)? };
+    let plan = UpPlan { open_files, ..UpPlan::new(args)? };
+    if let Some(node) = Files::of(&plan.args.data_dir).read("node") {
+        bail!(
+            "{} is that of the node {:?} of another cluster: let it leave first (`roadstead leave`), or \
+             choose another --data-dir",
+            plan.args.data_dir.display(),
+            node.trim()
+        );
+    }
     plan.check_ranges()?;
     let privileged = machine::is_privileged();
     // Whoever else uses the directory or the network is found before anything is touched.
@@ -250,147 +169,373 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
             plan.args.data_dir.display()
         );
     }
-    let claim = privileged.then(|| NetworkClaim::take(&plan.args.data_dir)).transpose()?;
+    if let Some(images) = plan.args.images.clone() {
+        load_images(&plan.args.data_dir, images).await?;
+    }
+    let claim = || NetworkClaim::take(&plan.args.data_dir, Extent::Cluster);
+    let claim = privileged.then(claim).transpose()?;
+    if privileged {
+        // The API server has their address in its certificate.
+        plan.machines().make(&plan.args.cluster_cidr).await?;
+    }
+    let rules = privileged.then(|| [Rules::Proxy.keep(), Rules::Netpol.keep()]);
     let mut wrote_rules = false;
-    let outcome = serve(&plan, privileged, begin, &mut wrote_rules).await;
+    let outcome = serve(&plan, (privileged, logs), begin, &mut wrote_rules).await;
+    drop(rules);
     if let Some(claim) = claim
         && plan.args.ephemeral
     {
         // Objects lived in memory only, so nothing of theirs may outlive the process.
-        sweep(&plan, wrote_rules || claim.had_owner()).await;
+        removal::sweep(&plan, wrote_rules || claim.had_owner()).await;
         claim.release();
     }
     outcome
 }
 
+/// Loads images before any pod asks for one.
+async fn load_images(data_dir: &Path, directory: PathBuf) -> anyhow::Result<()> {
+    let (begin, store) = (Instant::now(), image::open(data_dir)?);
+    let from = directory.display().to_string();
+    let loading = tokio::task::spawn_blocking(move || {
+        // What a killed process left half done takes room.
+        store.tidy()?;
+        image::load_directory(&store, &directory)
+    });
+    let loaded = loading.await??;
+    let took_ms = u64::try_from(begin.elapsed().as_millis()).unwrap_or(u64::MAX);
+    info!(directory = from, loaded, took_ms, "images are here");
+    Ok(())
+}
+
+/// How many who want to look into pods may wait for the agent to take them in.
+const STREAMS_AT_ONCE: usize = 64;
+
 /// Starts all parts and keeps them going until interrupted.
 async fn serve(
-    plan: &Plan,
-    privileged: bool,
+    plan: &UpPlan,
+    (privileged, logs): (bool, PartLogs),
     begin: Instant,
     wrote_rules: &mut bool,
 ) -> anyhow::Result<()> {
     let stop = crate::cli::interrupted();
     let pki = apiserver::pki(&plan.args.data_dir);
     let authority = plan.args.certificates.limit(Authority::in_directory(&pki)?);
-    let (service_range, mut services) = plan.args.services.settle()?;
+    let (service_range, mut services) = plan.args.services.service_config()?;
     services.deny_external_ips = plan.args.services.denies_external_ips();
-    services.pod_ranges = vec![plan.args.cluster_cidr.into()];
+    services.pod_ranges = plan.args.cluster_cidr.clone();
+    services.gives_pod_ranges = true;
     let setup = apiserver::Setup {
         authority: authority.clone(),
         kubeconfig: plan.kubeconfig.clone(),
         tokens: Tokens::in_directory(&pki)?,
         audit: plan.args.audit.open()?,
         store: plan.store()?,
-        listen: plan.args.listen,
+        listen: plan.listen(),
         service_range,
         services,
-        advertise: privileged.then_some(plan.internal_ip),
-        plugins: plan.args.plugins.settle()?,
+        advertise: privileged.then_some(plan.internal_ips.first),
+        plugins: plan.args.plugins.plugins()?,
+        definitions: plan.args.definitions.objects(),
         neighbours: plan.neighbours(),
+        // The agent of this machine brings them.
+        metrics: false,
     };
     let server = apiserver::start(setup, stop.clone()).await?;
     let own_port = server.address.port();
-    let client = Client::new(Local::new(server.api.clone(), User::component()), "default");
     let api = server.api.clone();
     let mut tasks = Tasks::new(stop.clone());
-    let url = server.url();
+    let (url, server_names) = (server.url(), server.names.clone());
     tasks.spawn("API server", async move { Ok(server.task.await??) });
     let root_ca = Some(authority.certificate().to_owned());
     let signer = Some(plan.signer(&authority)?);
-    let mut settings =
-        roadstead_controllers::Settings { root_ca, signer, ..plan.args.controllers.settings() };
+    let certificates = roadstead_controllers::certificates::Config { signer, server_names };
+    let options = plan.args.controllers.settings();
+    let mut settings = roadstead_controllers::Settings { root_ca, certificates, ..options };
     let own_ports = [own_port..=own_port, plan.args.services.node_ports()];
     settings.load_balancer.own_ports.extend(own_ports);
-    for (name, names) in roadstead_controllers::tasks(&roadstead_controllers::ALL) {
-        let settings = settings.clone();
-        let work = roadstead_controllers::run(names, client.clone(), settings, stop.clone());
+    settings.node_ipam = plan.node_ipam();
+    // Only what runs pods has room for their volumes.
+    settings.local_storage = privileged.then(|| plan.args.data_dir.join("storage"));
+    let components = Components::default();
+    settings.component = components.controllers.clone();
+    let shown = components.clone();
+    api.show_parts(move || shown.show());
+    for (name, names) in roadstead_controllers::tasks(&roadstead_controllers::names()) {
+        let (settings, client) = (settings.clone(), identities::client(&api, user_of(name)));
+        let work = roadstead_controllers::run(names, client, settings, stop.clone());
         tasks.spawn(name, async move {
             work.await;
             Ok(())
         });
     }
-    let dns = plan.dns_address(privileged);
-    if privileged {
-        let since = Timestamp::now();
-        start_node(plan, &client, &mut tasks, &stop);
-        // The proxy asks for the Node that it serves.
-        tasks.unless_one_fails(visible::node_exists(&client, &plan.node_name)).await?;
-        *wrote_rules = true;
-        start_proxy(plan, &client, &mut tasks, &stop);
-        let service = visible::dns_service(&client, plan.dns_ip, dns);
-        service.await.context("cannot prepare the Service kube-system/kube-dns")?;
-        // The DNS server listens on the bridge, which is there when the node is ready.
-        tasks.unless_one_fails(visible::node_ready(&client, &plan.node_name, since)).await?;
+    if let Some(address) = plan.controller_pages() {
+        let client = identities::client(&api, object_metrics::USER);
+        let pages = ControllerPages { settings, server: Some(client.clone()) };
+        pages.serve(address, client, &mut tasks).await?;
     }
-    start_dns(plan, dns, (&client, api), &mut tasks, &stop);
-    report(plan, &url, dns, privileged, begin);
+    let dns = plan.dns_address(privileged);
+    let mut parts = Parts { plan, authority, api, components, tasks: &mut tasks, stop, logs };
+    // It hears of one container at a time.
+    let (starts, began) = mpsc::channel(1);
+    if privileged {
+        parts.start_privileged((dns, starts), wrote_rules).await?;
+    }
+    parts.start_dns((dns, began))?;
+    parts.start_machines(privileged, (own_port, dns)).await?;
+    eprintln!("ready in {} ms", begin.elapsed().as_millis());
+    report(plan, &url, dns, privileged);
+    notify::ready();
     tasks.finish().await
 }
 
-fn start_node(plan: &Plan, client: &Client, tasks: &mut Tasks, stop: &CancellationToken) {
-    let node = roadstead_node::agent::run(client.clone(), plan.node(), stop.clone());
-    tasks.spawn("node agent", async move { Ok(node.await?) });
+/// Starts the parts that talk to the API server, each by its own configuration.
+struct Parts<'a> {
+    plan: &'a UpPlan,
+    authority: Arc<Authority>,
+    api: Arc<Api>,
+    components: Components,
+    tasks: &'a mut Tasks,
+    stop: CancellationToken,
+    logs: PartLogs,
 }
 
-fn start_proxy(plan: &Plan, client: &Client, tasks: &mut Tasks, stop: &CancellationToken) {
-    let around = drop_in::Around {
-        healthz: Some((Ipv4Addr::UNSPECIFIED, 10256).into()),
-        metrics: Some((Ipv4Addr::LOCALHOST, 10249).into()),
-        publish: Some(Duration::from_millis(100)),
-        sysctls: Vec::new(),
-        announce: plan.args.controllers.has_pool(),
-        ..drop_in::Around::default()
-    };
-    let proxy = drop_in::run(client.clone(), plan.proxy(), around, stop.clone());
-    tasks.spawn("proxy", async move { Ok(proxy.await?) });
-}
+impl Parts<'_> {
+    fn client(&self, user: &str) -> Client {
+        identities::client(&self.api, user)
+    }
 
-fn start_dns(
-    plan: &Plan,
-    listen: SocketAddr,
-    (client, api): (&Client, Arc<Api>),
-    tasks: &mut Tasks,
-    stop: &CancellationToken,
-) {
-    let config = roadstead_dns::agent::Config {
-        listen: vec![listen],
-        zone: plan.args.cluster_domain.clone(),
-        resolv_conf: Some(machine::RESOLV_CONF.into()),
-        addresses: vec![plan.dns_ip.into()],
-        corefile: Some(Source::ConfigMap("kube-system".into(), "coredns".into())),
-        lease: Some(format!("roadstead-dns-{}", plan.node_name)),
-        pages: plan.dns_pages(),
-        limits: Limits { rate: USUAL_RATE, friends: vec![plan.pod_cidr.into()] },
-        complete_searches_of: plan.args.search_completion.then(|| plan.dns_clients()),
-        ..Default::default()
-    };
-    let mut programmed = config.published.subscribe();
-    let services = config.services.subscribe();
-    let dns = roadstead_dns::agent::run(client.clone(), config, stop.clone());
-    tasks.spawn("DNS", async move {
-        let settle = async {
-            if programmed.wait_for(|programmed| programmed.ready).await.is_ok() {
-                // A Service is acknowledged when its name resolves.
-                api.settle(Settled { resource: "services".into(), revision: services });
+    /// Starts what needs root: the node agent, the proxy, and the pods that parts of this process are.
+    async fn start_privileged(
+        &mut self,
+        (dns, dns_starts): (SocketAddr, mpsc::Sender<PartLog>),
+        wrote_rules: &mut bool,
+    ) -> anyhow::Result<()> {
+        let (since, plan, client) = (Timestamp::now(), self.plan, self.client(identities::UP));
+        let (starts, began) = mpsc::channel(1);
+        let proxy = ProcessPart { image: BuiltInImage::KubeProxy, starts };
+        let dns_part = ProcessPart { image: BuiltInImage::CoreDns, starts: dns_starts };
+        let node = self.start_node(vec![proxy, dns_part])?;
+        let network =
+            roadstead_podnet::agent::run(node.clone(), plan.pod_network(), self.stop.clone());
+        self.tasks.spawn("pod network", async move { Ok(network.await?) });
+        // The proxy asks for the Node that it serves.
+        self.tasks.unless_one_fails(visible::node_exists(&node, &plan.node_name)).await?;
+        *wrote_rules = true;
+        let texts = visible::Texts { proxy: plan.proxy_text(), dns: plan.dns_text() };
+        let maps = visible::config_maps(&client, texts);
+        maps.await.context("cannot prepare the ConfigMaps of kube-system")?;
+        let facts = visible::for_others(&client, plan.facts());
+        facts.await.context("cannot prepare what machines that join need")?;
+        let mut health = self.start_proxy(began);
+        let service = visible::dns_service(&client, plan.dns_ip, dns);
+        service.await.context("cannot prepare the Service kube-system/kube-dns")?;
+        self.tasks.unless_one_fails(is_known(&mut health)).await?;
+        // Who is stopped meanwhile needs no pods.
+        let Some(page) = *health.borrow_and_update() else { return Ok(()) };
+        let name = &plan.node_name;
+        let proxy = visible::proxy_workload(&client, name, page);
+        let workloads = async { tokio::try_join!(proxy, visible::dns_workload(&client, name)) };
+        workloads.await.context("cannot prepare the pods of kube-system")?;
+        let follow = visible::follow_health(client, name.clone(), health);
+        let stopped = self.stop.clone().cancelled_owned();
+        self.tasks.spawn("pods of the proxy", async move {
+            tokio::select! {
+                () = stopped => {}
+                () = follow => {}
             }
-            std::future::pending::<()>().await;
-        };
-        tokio::select! {
-            ended = dns => Ok(ended?),
-            () = settle => Ok(()),
+            Ok(())
+        });
+        // The DNS server listens on the bridge, which is there when the node is ready.
+        self.tasks.unless_one_fails(visible::node_ready(&node, &plan.node_name, since)).await
+    }
+
+    /// Starts the other nodes, and waits until they are ready.
+    async fn start_machines(
+        &mut self,
+        privileged: bool,
+        (port, dns): (u16, SocketAddr),
+    ) -> anyhow::Result<()> {
+        let machines = self.plan.machines();
+        let names = machines.names();
+        if names.is_empty() {
+            return Ok(());
         }
-    });
+        anyhow::ensure!(privileged, "only root can make other nodes: --nodes needs it");
+        let since = Timestamp::now();
+        // Nobody but who has this process makes tokens and names zones.
+        let admin = identities::master(&self.api);
+        let flags = self.plan.flags_of_machines();
+        let place = (port, dns.ip());
+        let ends = machines.start(&admin, place, (&flags, self.stop.clone())).await?;
+        self.tasks.spawn("other nodes", async move {
+            futures::future::join_all(ends).await;
+            Ok(())
+        });
+        for name in names {
+            let ready = visible::node_ready(&admin, &name, since);
+            self.tasks.unless_one_fails(ready).await?;
+        }
+        machines.label(&admin).await.context("cannot say in which zones nodes are")
+    }
+
+    /// Starts the agent; returns a client with the rights of its node.
+    fn start_node(&mut self, parts: Vec<ProcessPart>) -> anyhow::Result<Client> {
+        // Our own API server comes to the agent by memory; others come to its port.
+        let (accept, incoming) = mpsc::channel(STREAMS_AT_ONCE);
+        self.api.set_local_agent(LocalAgent::new(&*self.plan.node_name, accept));
+        let client = identities::node_client(&self.api, &self.plan.node_name);
+        let stop = self.stop.clone();
+        let secure_port = self.secure_port()?;
+        let component = self.components.node.clone();
+        let config =
+            roadstead_node::config::Config { secure_port, parts, component, ..self.plan.node() };
+        let node = roadstead_node::agent::run(client.clone(), config, incoming, stop);
+        self.tasks.spawn("node agent", async move { Ok(node.await?) });
+        Ok(client)
+    }
+
+    /// The agent's port, and what keeps its certificate fresh.
+    fn secure_port(&mut self) -> anyhow::Result<Option<SecurePort>> {
+        let port = self.plan.args.node.kubelet_port;
+        if port == 0 {
+            return Ok(None);
+        }
+        let node = &self.plan.node_name;
+        let own = self.plan.internal_ips.iter().map(|own| own.to_string());
+        let names = [node.clone(), "127.0.0.1".into()].into_iter().chain(own).collect();
+        let certificate = AgentCertificate::new(self.authority.clone(), node, names)?;
+        let port = certificate
+            .port((machine::every_address(self.plan.internal_ips.first), port).into())?;
+        let renewing = certificate.run(self.stop.clone());
+        self.tasks.spawn("agent's certificate", async move {
+            renewing.await;
+            Ok(())
+        });
+        Ok(Some(port))
+    }
+
+    /// Starts the proxy; returns where its page of health is.
+    fn start_proxy(
+        &mut self,
+        starts: mpsc::Receiver<PartLog>,
+    ) -> watch::Receiver<Option<SocketAddr>> {
+        let announces = self.plan.args.controllers.has_pool();
+        let options = KubeProxyOptions {
+            publish: Some(Duration::from_millis(100)),
+            announce: announces,
+            ..KubeProxyOptions::default()
+        };
+        let component = self.components.proxy.clone();
+        let outputs = proxy_config::Outputs { component, ..proxy_config::Outputs::default() };
+        let config = self.plan.proxy();
+        self.start_netpol(&config);
+        if announces {
+            self.start_announcer(&outputs);
+        }
+        let part = ProxyPart {
+            client: self.client(identities::PROXY),
+            base: self.plan.proxy_text(),
+            asked: self.plan.args.proxy_mode,
+            config,
+            options,
+            outputs,
+            spoken: self.logs.proxy.clone(),
+            starts,
+            health: watch::Sender::default(),
+        };
+        let health = part.health.subscribe();
+        self.tasks.spawn("proxy", part.run(self.stop.clone()));
+        health
+    }
+
+    /// Both write to nftables, and neither takes the other for a stranger.
+    fn start_netpol(&mut self, proxy: &proxy_config::Config) {
+        let config = roadstead_netpol::agent::Config {
+            node_name: self.plan.node_name.clone(),
+            pages: Some((Ipv4Addr::LOCALHOST, 10253).into()),
+            component: self.components.network_policy.clone(),
+            own_commits: proxy.own_commits.clone(),
+            ..roadstead_netpol::agent::Config::default()
+        };
+        let client = self.client(identities::NETWORK_POLICY);
+        let netpol = roadstead_netpol::agent::run(client, config, self.stop.clone());
+        self.tasks.spawn("enforcement of policies", async move { Ok(netpol.await?) });
+    }
+
+    fn start_announcer(&mut self, outputs: &proxy_config::Outputs) {
+        let (client, node) = (self.client(identities::PROXY), self.plan.node_name.clone());
+        let announce = announcer(client, node, outputs);
+        let stopped = self.stop.clone().cancelled_owned();
+        self.tasks.spawn("announcer", async move {
+            tokio::select! {
+                () = stopped => {}
+                () = announce => {}
+            }
+            Ok(())
+        });
+    }
+
+    fn start_dns(
+        &mut self,
+        (listen, starts): (SocketAddr, mpsc::Receiver<PartLog>),
+    ) -> anyhow::Result<()> {
+        let config = roadstead_dns::agent::Config {
+            listen: vec![listen],
+            zone: ZoneConfig {
+                domain: self.plan.args.cluster_domain.clone(),
+                servers: vec![self.plan.dns_ip],
+                ..ZoneConfig::default()
+            },
+            upstreams: UpstreamSource {
+                resolv_conf: Some(machine::RESOLV_CONF.into()),
+                ..UpstreamSource::default()
+            },
+            corefile: Some(CorefileSource::ConfigMap("kube-system".into(), "coredns".into())),
+            lease: Some(format!("roadstead-dns-{}", self.plan.node_name)),
+            pages: self.plan.dns_pages(),
+            limits: RateLimits { rate: USUAL_RATE, friends: self.plan.pod_cidrs.clone() },
+            complete_searches_of: self.plan.args.search_completion.then(|| self.plan.dns_clients()),
+            ..Default::default()
+        };
+        let component = self.components.dns.clone();
+        let outputs = Outputs { component, ..Outputs::default() };
+        let mut programmed = outputs.programmed.subscribe();
+        let services = outputs.services.subscribe();
+        let agent = DnsAgent { client: self.client(identities::DNS), config, outputs };
+        let api = self.api.clone();
+        let part = DnsPart { server: agent.bind()?, agent, spoken: self.logs.dns.clone(), starts };
+        let dns = part.run(self.stop.clone());
+        self.tasks.spawn("DNS", async move {
+            let connect = async {
+                if programmed.wait_for(|programmed| programmed.ready).await.is_ok() {
+                    // A Service is acknowledged when its name resolves.
+                    api.await_dns(DnsProgress { resource: "services".into(), revision: services });
+                }
+                std::future::pending::<()>().await;
+            };
+            tokio::select! {
+                ended = dns => ended,
+                () = connect => Ok(()),
+            }
+        });
+        Ok(())
+    }
+}
+
+/// Waits until the proxy knows where it can be asked about its health, or has ended.
+async fn is_known(health: &mut watch::Receiver<Option<SocketAddr>>) -> anyhow::Result<()> {
+    let _ = health.wait_for(Option::is_some).await;
+    Ok(())
 }
 
 /// Says what runs, and what to type next.
-fn report(plan: &Plan, url: &str, dns: SocketAddr, privileged: bool, begin: Instant) {
+fn report(plan: &UpPlan, url: &str, dns: SocketAddr, privileged: bool) {
     let kubeconfig = plan.kubeconfig.display();
-    eprintln!("ready in {} ms", begin.elapsed().as_millis());
     eprintln!("  API        {url}");
     if privileged {
         eprintln!("  DNS        {} ({})", plan.dns_ip, plan.args.cluster_domain);
-        eprintln!("  node       {} with pods from {}", plan.node_name, plan.pod_cidr);
+        let pods: Vec<_> = plan.pod_cidrs.iter().map(ToString::to_string).collect();
+        eprintln!("  node       {} with pods from {}", plan.node_name, pods.join(" and "));
     } else {
         eprintln!("  DNS        {dns} ({})", plan.args.cluster_domain);
         eprintln!("  not running: the node agent and the proxy, which need root: pods stay");
@@ -400,67 +545,4 @@ fn report(plan: &Plan, url: &str, dns: SocketAddr, privileged: bool, begin: Inst
     }
     eprintln!("  kubeconfig {kubeconfig} (context roadstead)");
     eprintln!("next: kubectl --kubeconfig {kubeconfig} get services");
-}
-
-/// Removes everything of ours from the kernel at the end of `up --ephemeral`. Rules have the names
-/// that kube-proxy gives them: where we wrote none, they are somebody else's.
-async fn sweep(plan: &Plan, wrote_rules: bool) {
-    if wrote_rules && let Err(error) = roadstead_proxy::agent::cleanup() {
-        warn!(%error, "rules left behind");
-    }
-    if let Err(error) = roadstead_node::agent::cleanup(&plan.node()).await {
-        warn!(%error, "pods left behind");
-    }
-}
-
-/// Carries out `roadstead cleanup`: removes what carries our mark, once it is sure that nobody uses
-/// it and that it belongs to this data directory.
-pub async fn cleanup(args: Args) -> anyhow::Result<()> {
-    let plan = Plan::new(args)?;
-    if !machine::is_privileged() {
-        bail!("only root can remove links, namespaces and rules");
-    }
-    let data_dir = plan.args.data_dir.display();
-    let directory = DataDirectory::claim_for_removal(&plan.args.data_dir)?;
-    let claim = NetworkClaim::take(&plan.args.data_dir)?;
-    let node = roadstead_node::agent::cleanup(&plan.node()).await;
-    let node = node.context("pods are left behind")?;
-    if node.pods > 0 {
-        eprintln!("removed: {} pods", node.pods);
-    }
-    if node.bridge {
-        eprintln!("removed: the bridge {} and the links on it", plan.args.bridge);
-    }
-    // Rules have the names that kube-proxy gives them: on a machine where none of us ran since it
-    // started they are somebody else's.
-    if claim.had_owner() || node.bridge {
-        roadstead_proxy::agent::cleanup().context("rules are left behind")?;
-        eprintln!("removed: the rules of the proxy");
-    }
-    for setting in claim.release() {
-        eprintln!("restored: {setting}");
-    }
-    let Some(directory) = directory else {
-        eprintln!("{data_dir} does not exist or is empty");
-        return Ok(());
-    };
-    let removed = directory.remove()?;
-    eprintln!("removed: {data_dir} ({})", removed.names.join(", "));
-    if !removed.left.is_empty() {
-        eprintln!("left in {data_dir}, because it is not ours: {}", removed.left.join(", "));
-    }
-    Ok(())
-}
-
-fn gateway(pod_cidr: Ipv4Net) -> Ipv4Addr {
-    pod_cidr.hosts().next().unwrap_or(pod_cidr.addr())
-}
-
-/// The address from which this machine would talk to the world. Nothing is sent.
-fn primary_address() -> Option<IpAddr> {
-    let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
-    // TEST-NET-2: a place that is nowhere.
-    socket.connect("198.51.100.1:9").ok()?;
-    let address = socket.local_addr().ok()?.ip();
-    (!address.is_loopback() && !address.is_unspecified()).then_some(address)
 }

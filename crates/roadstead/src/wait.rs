@@ -10,16 +10,18 @@ use clap::Parser;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::api::{DynamicObject, ListParams};
+use kube::api::{ApiResource, DynamicObject, ListParams};
 use kube::{Api, Client, ResourceExt};
-use roadstead_proxy::lease::{NAMESPACE, OF_SERVICES, OF_SLICES, PREFIX, leases};
+use roadstead_component::lease::NAMESPACE;
+use roadstead_proxy::agent::config::Revisions;
+use roadstead_proxy::lease::{OF_SERVICES, OF_SLICES, PREFIX};
 use tokio::time;
 
 use crate::world;
 
 /// Wait until every proxy has programmed what a Service looks like now.
 #[derive(Debug, Parser)]
-pub struct Args {
+pub(crate) struct Args {
     /// The Service: svc/NAME.
     #[arg(long, value_name = "svc/NAME")]
     programmed: String,
@@ -35,7 +37,7 @@ pub struct Args {
 }
 
 /// Carries out `roadstead wait`.
-pub async fn run(args: Args) -> anyhow::Result<()> {
+pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     let client = world::client(&args.kubeconfig).await?;
     let name = args.programmed.rsplit('/').next().unwrap_or_default();
     let wanted = revisions(&client, &args.namespace, name).await?;
@@ -48,13 +50,6 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         }
         Err(_) => bail!("service/{name} is not programmed everywhere after {} s", args.timeout),
     }
-}
-
-/// Revisions of both kinds: each has a watch of its own, so each is waited for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Revisions {
-    of_services: u64,
-    of_slices: u64,
 }
 
 /// The revision of the Service, and the newest of its slices that proxies look at.
@@ -73,8 +68,8 @@ async fn revisions(client: &Client, namespace: &str, name: &str) -> anyhow::Resu
     };
     let of_slices = slices.items.iter().map(|slice| number(slice.resource_version()));
     Ok(Revisions {
-        of_services: number(service.resource_version())?,
-        of_slices: of_slices.collect::<Result<Vec<_>, _>>()?.into_iter().max().unwrap_or(0),
+        services: number(service.resource_version())?,
+        slices: of_slices.collect::<Result<Vec<_>, _>>()?.into_iter().max().unwrap_or(0),
     })
 }
 
@@ -101,10 +96,21 @@ async fn until(client: &Client, wanted: Revisions) -> anyhow::Result<usize> {
     }
 }
 
+/// The kind, by its name only: this is all we need of it.
+fn leases() -> ApiResource {
+    ApiResource {
+        group: "coordination.k8s.io".into(),
+        version: "v1".into(),
+        api_version: "coordination.k8s.io/v1".into(),
+        kind: "Lease".into(),
+        plural: "leases".into(),
+    }
+}
+
 fn is_there(lease: &DynamicObject, wanted: Revisions) -> bool {
     let number = |name| lease.annotations().get(name).and_then(|text| text.parse::<u64>().ok());
-    number(OF_SERVICES).is_some_and(|there| there >= wanted.of_services)
-        && number(OF_SLICES).is_some_and(|there| there >= wanted.of_slices)
+    number(OF_SERVICES).is_some_and(|there| there >= wanted.services)
+        && number(OF_SLICES).is_some_and(|there| there >= wanted.slices)
 }
 
 /// Whoever is alive renews within this time, unless its Lease is shorter.
@@ -161,7 +167,7 @@ mod tests {
             ("the slices are not", "99", "8", false),
             ("nothing is known", "", "", false),
         ];
-        let wanted = Revisions { of_services: 7, of_slices: 9 };
+        let wanted = Revisions { services: 7, slices: 9 };
         for (name, services, slices, want) in cases {
             let annotations = json!({OF_SERVICES: services, OF_SLICES: slices});
             let lease = json!({"metadata": {"name": "x", "annotations": annotations}});

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use clap::Parser;
 use ipnet::IpNet;
-use k8s_openapi::api::core::v1::{Node, Service};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use k8s_openapi::api::networking::v1::ServiceCIDR;
+use k8s_openapi::api::networking::v1::{NetworkPolicy, ServiceCIDR};
 use kube::api::ListParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, ResourceExt};
@@ -18,24 +18,30 @@ use roadstead_forwarding::select::NodeView;
 use roadstead_forwarding::service::IpFamily;
 use roadstead_forwarding::table::ForwardingTable;
 use roadstead_forwarding::tracker::Tracker;
-use roadstead_proxy::agent::Config;
+use roadstead_policy::cluster::PolicyCluster;
+use roadstead_policy::pod::{PolicyPod, pod_blocks};
+use roadstead_policy::policy::Policy;
+use roadstead_proxy::agent::config::Config;
 use roadstead_proxy::configuration::{Configuration, DetectLocalMode};
-use roadstead_proxy::drop_in::agent_config;
-use roadstead_proxy::plane::Mode;
-use roadstead_proxy::presumed::{self, Machine};
+use roadstead_proxy::data_plane::ProxyMode;
+use roadstead_proxy::described_node::{self, DescribedNode};
+use roadstead_proxy::kube_proxy::agent_config;
+use roadstead_watch::informer::key_of;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::kube_proxy_flags::KubeProxyFlags;
 use crate::manifests::objects;
+use crate::trace::Hosts;
 
 /// The networks of pods where nobody says otherwise.
 const USUAL_PODS: &str = "10.244.0.0/16";
 
 /// Where the objects come from, for which node the proxy decides, and how it is configured.
 #[derive(Debug, Parser)]
-pub struct Source {
-    /// A file with Services, EndpointSlices, ServiceCIDRs and the Node, as YAML or JSON; `-` for
+pub(crate) struct Source {
+    /// A file with Services, EndpointSlices, ServiceCIDRs and the Node, and for `trace` with Pods,
+    /// Namespaces and NetworkPolicies, as YAML or JSON; `-` for
     /// standard input.
     #[arg(short = 'f', long, value_name = "FILE")]
     pub filename: Option<PathBuf>,
@@ -56,7 +62,7 @@ pub struct Source {
     pub config: Option<PathBuf>,
     /// How traffic is carried, whatever the configuration says.
     #[arg(long, alias = "proxy-mode", value_name = "MODE")]
-    pub mode: Option<Mode>,
+    pub mode: Option<ProxyMode>,
     /// The networks of the cluster's pods, whatever the configuration says.
     #[arg(long, value_delimiter = ',', value_name = "CIDR,…", value_parser = network)]
     pub cluster_cidr: Vec<IpNet>,
@@ -79,7 +85,7 @@ fn network(text: &str) -> Result<IpNet, String> {
 }
 
 /// What the proxy would know, and how it is configured.
-pub struct World {
+pub(crate) struct World {
     /// The tables of both families.
     pub tables: [ForwardingTable; 2],
     /// The addresses of the node, as far as somebody said.
@@ -90,18 +96,22 @@ pub struct World {
     pub config: Config,
     /// What nobody said, so that it had to be assumed.
     pub assumed: Vec<String>,
+    /// The NetworkPolicies, and the pods that they are about.
+    pub policies: PolicyCluster,
+    /// The nodes, as far as they are known.
+    pub hosts: Hosts,
 }
 
 impl World {
     /// Says what was assumed, where it does not get into the way of the answer.
-    pub fn say_assumed(&self) {
+    pub(crate) fn say_assumed(&self) {
         self.assumed.iter().for_each(|line| eprintln!("assumed: {line}"));
     }
 }
 
 impl Source {
     /// Reads everything.
-    pub async fn world(mut self) -> anyhow::Result<World> {
+    pub(crate) async fn world(mut self) -> anyhow::Result<World> {
         let mut assumed = Vec::new();
         let config = self.configuration(&mut assumed)?;
         let objects = match (&self.filename, &self.kubeconfig) {
@@ -122,17 +132,22 @@ impl Source {
         objects.slices.iter().for_each(|slice| tracker.observe_slice(slice));
         let dirty = tracker.take_dirty();
         let mut table = |family| {
-            let (around, notes) = presumed::surroundings(&config, &machine, family);
+            let (network, notes) = described_node::node_network(&config, &machine, family);
             assumed.extend(notes);
-            let mut table = ForwardingTable::new(family, &around);
+            let mut table = ForwardingTable::new(family, &network);
             for key in &dirty {
                 table.replace(key, tracker.service_ports(key, family));
             }
             table
         };
         let tables = [table(IpFamily::V4), table(IpFamily::V6)];
-        let relayed = presumed::relayed(&config, &machine);
-        Ok(World { tables, node_addresses: self.node_address, relayed, config, assumed })
+        let relayed = described_node::relayed(&config, &machine);
+        let (node_addresses, mut policies) = (self.node_address, objects.policies);
+        for node in &objects.nodes {
+            policies.observe_node(&node.name_any(), Some(pod_blocks(node)));
+        }
+        let hosts = Hosts::of(&objects.nodes);
+        Ok(World { tables, node_addresses, relayed, config, assumed, policies, hosts })
     }
 
     /// The configuration of the file and the flags.
@@ -163,7 +178,7 @@ impl Source {
     }
 
     /// What is known of the machine. Its object says what the user does not.
-    fn machine(&mut self, node: Option<&Node>, networks: &[IpNet]) -> Machine {
+    fn machine(&mut self, node: Option<&Node>, networks: &[IpNet]) -> DescribedNode {
         if let Some(node) = node {
             let zone = node.labels().get("topology.kubernetes.io/zone").cloned();
             self.zone = self.zone.take().or(zone);
@@ -182,7 +197,7 @@ impl Source {
             [] => networks.to_vec(),
             said => said.to_vec(),
         };
-        Machine {
+        DescribedNode {
             addresses: self.node_address.iter().copied().chain(loopback).collect(),
             primary: primary.collect(),
             pod_networks: pods.filter_map(|text| ip::parse_network(text)).collect(),
@@ -191,7 +206,7 @@ impl Source {
     }
 
     /// Notes what nobody has said.
-    fn assume(&self, config: &Config, machine: &Machine, assumed: &mut Vec<String>) {
+    fn assume(&self, config: &Config, machine: &DescribedNode, assumed: &mut Vec<String>) {
         let mut assume = |condition: bool, text: &str| {
             if condition {
                 assumed.push(text.to_owned());
@@ -204,7 +219,7 @@ impl Source {
             "node ports are served on the primary address, as by `roadstead proxy`; by `roadstead \
              up` on all (--nodeport-addresses all)",
         );
-        let unknown = config.follow_service_networks && machine.service_networks.is_empty();
+        let unknown = config.follow.service_networks && machine.service_networks.is_empty();
         assume(
             unknown,
             "nobody knows where ClusterIPs come from: one that no Service has is left alone \
@@ -220,6 +235,7 @@ struct Objects {
     slices: Vec<EndpointSlice>,
     nodes: Vec<Node>,
     networks: Vec<IpNet>,
+    policies: PolicyCluster,
     /// What was left out.
     odd: Vec<String>,
 }
@@ -249,6 +265,9 @@ fn sort_out(objects: Vec<Value>) -> anyhow::Result<Objects> {
             Some("EndpointSlice") => sorted.slices.push(read(with_named_ports(object))?),
             Some("ServiceCIDR") => sorted.networks.extend(networks_of(read(object)?)),
             Some("Node") => sorted.nodes.push(read(object)?),
+            Some("Pod") => observe_pod(&mut sorted.policies, &read(object)?),
+            Some("Namespace") => observe_namespace(&mut sorted.policies, &read(object)?),
+            Some("NetworkPolicy") => observe_policy(&mut sorted.policies, &read(object)?),
             kind => drop(others.insert(kind.unwrap_or("objects without a kind").to_owned())),
         }
     }
@@ -260,6 +279,34 @@ fn sort_out(objects: Vec<Value>) -> anyhow::Result<Objects> {
         sorted.odd.push(format!("these make no difference: {}", others.join(", ")));
     }
     Ok(sorted)
+}
+
+fn observe_pod(policies: &mut PolicyCluster, pod: &Pod) {
+    policies.observe_pod(key_of(pod), Some(PolicyPod::read(pod)));
+}
+
+/// An API server gives each namespace a label with its name.
+fn observe_namespace(policies: &mut PolicyCluster, namespace: &Namespace) {
+    let mut labels = namespace.labels().clone();
+    labels.insert("kubernetes.io/metadata.name".into(), namespace.name_any());
+    policies.observe_namespace(&namespace.name_any(), Some(labels));
+}
+
+fn observe_policy(policies: &mut PolicyCluster, policy: &NetworkPolicy) {
+    policies.observe_policy(&key_of(policy), Some(Policy::read(policy)));
+}
+
+/// All that policies are about; as far as whoever asks may see it.
+async fn policies_from_server(client: &Client) -> PolicyCluster {
+    let mut policies = PolicyCluster::default();
+    let all = ListParams::default();
+    let pods = Api::<Pod>::all(client.clone()).list(&all).await;
+    pods.into_iter().flatten().for_each(|pod| observe_pod(&mut policies, &pod));
+    let namespaces = Api::<Namespace>::all(client.clone()).list(&all).await;
+    namespaces.into_iter().flatten().for_each(|own| observe_namespace(&mut policies, &own));
+    let found = Api::<NetworkPolicy>::all(client.clone()).list(&all).await;
+    found.into_iter().flatten().for_each(|policy| observe_policy(&mut policies, &policy));
+    policies
 }
 
 /// In a slice that an API server has seen, a port that has no name says so with an empty one.
@@ -284,26 +331,30 @@ async fn from_server(client: &Client, node: &str) -> anyhow::Result<Objects> {
     let slices = Api::<EndpointSlice>::all(client.clone()).list(&all).await?;
     let ranges = Api::<ServiceCIDR>::all(client.clone()).list(&all).await;
     let ranges = ranges.map(|list| list.items).unwrap_or_default();
-    let node = match node {
-        "" => None,
-        name => Api::<Node>::all(client.clone()).get_opt(name).await?,
+    let nodes = match (Api::<Node>::all(client.clone()).list(&all).await, node) {
+        (Ok(list), _) => list.items,
+        (Err(_), "") => Vec::new(),
+        (Err(_), name) => {
+            Api::<Node>::all(client.clone()).get_opt(name).await?.into_iter().collect()
+        }
     };
     Ok(Objects {
         services: services.items,
         slices: slices.items,
-        nodes: node.into_iter().collect(),
+        nodes,
         networks: ranges.into_iter().flat_map(networks_of).collect(),
+        policies: policies_from_server(client).await,
         odd: Vec::new(),
     })
 }
 
 /// A client for the cluster that a kubeconfig names.
-pub async fn client(path: &PathBuf) -> anyhow::Result<Client> {
+pub(crate) async fn client(path: &PathBuf) -> anyhow::Result<Client> {
     Ok(Client::try_from(client_config(path).await?)?)
 }
 
 /// How to reach the API server that a kubeconfig names.
-pub async fn client_config(path: &PathBuf) -> anyhow::Result<kube::Config> {
+pub(crate) async fn client_config(path: &PathBuf) -> anyhow::Result<kube::Config> {
     let kubeconfig = Kubeconfig::read_from(path)
         .with_context(|| format!("cannot read the kubeconfig {}", path.display()))?;
     let options = KubeConfigOptions::default();
@@ -339,8 +390,8 @@ mod tests {
             ("only a slice", vec![slice], none),
             (
                 "other things",
-                vec![json!({"kind": "Pod"}), json!({"kind": "Pod"}), json!("x")],
-                "there is no Service; these make no difference: Pod, objects without a kind",
+                vec![json!({"kind": "ConfigMap"}), json!({"kind": "ConfigMap"}), json!("x")],
+                "there is no Service; these make no difference: ConfigMap, objects without a kind",
             ),
             (
                 "a strange Service",
@@ -391,12 +442,12 @@ spec: {clusterIPs: [10.96.0.1], ports: [{port: 80, nodePort: 30080}]}
 
     #[tokio::test]
     async fn a_proxy_is_taken_as_it_is_configured() {
-        use roadstead_forwarding::surroundings::{DetectLocal, NodePorts};
+        use roadstead_forwarding::node_network::{DetectLocal, NodePorts};
         let world_of_all = |flags: &'static str| async move {
             let world = world(flags).await;
             let [v4, _] = &world.tables;
             assert_eq!(v4.port_count(), 1, "{flags}");
-            (v4.surroundings().clone(), world.assumed.join("\n"))
+            (v4.node_network().clone(), world.assumed.join("\n"))
         };
         let (around, assumed) = world_of_all("").await;
         assert_eq!(around.detect_local, DetectLocal::Networks(vec![USUAL_PODS.parse().unwrap()]));
@@ -428,9 +479,9 @@ spec: {clusterIPs: [10.96.0.1], ports: [{port: 80, nodePort: 30080}]}
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "mode: ipvs\niptables: {masqueradeAll: true}\nnew: 1").unwrap();
         let world = world(&format!("--node n1 --config {}", file.path().display())).await;
-        let around = world.tables[0].surroundings();
+        let around = world.tables[0].node_network();
         assert!(around.masquerade_all && !around.detect_local.is_known());
-        assert_eq!(world.config.mode, Mode::Ipvs);
+        assert_eq!(world.config.mode, ProxyMode::Ipvs);
         assert_eq!(world.assumed, ["nothing of what is odd: unknown field new"]);
     }
 }

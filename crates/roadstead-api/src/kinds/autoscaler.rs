@@ -2,22 +2,23 @@
 //! a view of `v2`: what the older version has no field for, it carries in annotations, with the
 //! names and the JSON that upstream uses.
 
-use jiff::Timestamp;
+use roadstead_schema::invalid::Causes;
+use roadstead_schema::json::{Pointer, child, default_to};
 use serde_json::{Map, Value, json};
 
-use crate::invalid::Causes;
-use crate::kind::{Column, Info, Kind, age_cell, name_cell, or_none};
-use crate::look::{Look, child, default_to};
+use crate::kind::{Info, Kind};
+use crate::table::{AGE, Cell, Column, ColumnCell, NAME};
 
 mod metrics;
+mod rules;
 #[cfg(test)]
 mod tests;
 
 /// Version 2, in which autoscalers are kept.
-pub struct Autoscaler;
+pub(super) struct Autoscaler;
 
 /// Version 1, of which `kubectl autoscale` is the best known user.
-pub struct OldAutoscaler;
+pub(super) struct OldAutoscaler;
 
 const fn info(version: &'static str) -> Info {
     Info {
@@ -61,42 +62,45 @@ impl Kind for Autoscaler {
         if spec.list("/metrics").is_empty() {
             spec["metrics"] = json!([cpu_target(80)]);
         }
+        rules::default(spec);
     }
 
     fn validate(&self, object: &Value, _: Option<&Value>, causes: &mut Causes) {
         validate(object, causes);
     }
 
-    fn columns(&self) -> &'static [Column] {
+    /// A status says nothing about what was asked for.
+    fn validate_status(&self, _: &Value, _: &Value, _: &mut Causes) {}
+
+    fn table(&self) -> &'static [ColumnCell] {
         const {
             &[
-                Column::text("Name"),
-                Column::text("Reference"),
-                Column::text("Targets"),
-                Column::text("MinPods"),
-                Column::text("MaxPods"),
-                Column::text("Replicas"),
-                Column::text("Age"),
+                NAME,
+                (Column::text("Reference"), Cell::Made(reference)),
+                (Column::text("Targets"), Cell::MadeOrNone(metrics::targets)),
+                (Column::text("MinPods"), Cell::Made(least)),
+                (
+                    Column::text("MaxPods"),
+                    Cell::Made(|scaler| scaler.int("/spec/maxReplicas").to_string()),
+                ),
+                (
+                    Column::text("Replicas"),
+                    Cell::Made(|scaler| scaler.int("/status/currentReplicas").to_string()),
+                ),
+                AGE,
             ]
         }
     }
+}
 
-    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
-        let target = &object["spec"]["scaleTargetRef"];
-        let least = match object["spec"]["minReplicas"].as_i64() {
-            Some(least) => json!(least.to_string()),
-            None => json!("<unset>"),
-        };
-        vec![
-            name_cell(object),
-            json!(format!("{}/{}", target.text("/kind"), target.text("/name"))),
-            or_none(metrics::targets(object)),
-            least,
-            json!(object.int("/spec/maxReplicas").to_string()),
-            json!(object.int("/status/currentReplicas").to_string()),
-            age_cell(object, now),
-        ]
-    }
+/// What is scaled.
+fn reference(scaler: &Value) -> String {
+    let target = &scaler["spec"]["scaleTargetRef"];
+    format!("{}/{}", target.text("/kind"), target.text("/name"))
+}
+
+fn least(scaler: &Value) -> String {
+    scaler["spec"]["minReplicas"].as_i64().map_or("<unset>".into(), |least| least.to_string())
 }
 
 impl Kind for OldAutoscaler {
@@ -108,8 +112,13 @@ impl Kind for OldAutoscaler {
         default_to(child(object, "spec"), "minReplicas", 1);
     }
 
+    fn validate_status(&self, _: &Value, _: &Value, _: &mut Causes) {}
+
+    /// What the annotations carry is checked, too.
     fn validate(&self, object: &Value, _: Option<&Value>, causes: &mut Causes) {
-        validate(object, causes);
+        let mut stored = object.clone();
+        self.store(&mut stored);
+        validate(&stored, causes);
     }
 
     fn show(&self, object: &mut Value) {
@@ -140,8 +149,10 @@ impl Kind for OldAutoscaler {
             let annotations = annotations.and_then(Value::as_object_mut);
             let text = annotations.and_then(|map| map.remove(annotation));
             let text = text.as_ref().and_then(Value::as_str).unwrap_or("");
-            if let Ok(value) = serde_json::from_str(text) {
-                put(object, pointer, (convert.up)(&value));
+            let value = serde_json::from_str(text).map(|value| (convert.up)(&value));
+            // What is of another type would be read by nobody.
+            if let Ok(value) = value.and_then(|value| metrics::typed(pointer, value)) {
+                put(object, pointer, value);
             }
         }
         if object.pointer("/metadata/annotations").is_some_and(|map| *map == json!({})) {
@@ -161,12 +172,8 @@ impl Kind for OldAutoscaler {
         }
     }
 
-    fn columns(&self) -> &'static [Column] {
-        Autoscaler.columns()
-    }
-
-    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
-        Autoscaler.cells(object, now)
+    fn table(&self) -> &'static [ColumnCell] {
+        Autoscaler.table()
     }
 }
 
@@ -176,6 +183,7 @@ fn validate(object: &Value, causes: &mut Causes) {
         if spec["scaleTargetRef"].text(&format!("/{field}")).is_empty() {
             causes.required(format!("spec.scaleTargetRef.{field}"), "");
         }
+        rules::check_segment(&spec["scaleTargetRef"], field, causes);
     }
     let (least, most) = (spec.int("/minReplicas"), spec.int("/maxReplicas"));
     if least < 1 {
@@ -188,6 +196,8 @@ fn validate(object: &Value, causes: &mut Causes) {
         let detail = "must be greater than or equal to `minReplicas`";
         causes.invalid("spec.maxReplicas", &json!(most), detail);
     }
+    rules::check_metrics(spec, causes);
+    rules::check_behavior(&spec["behavior"], causes);
 }
 
 fn cpu_target(percent: i64) -> Value {

@@ -1,13 +1,12 @@
 //! Cells of tables that need more than one field of an object.
 
 use jiff::Timestamp;
+use roadstead_schema::age::age_of;
+use roadstead_schema::json::Pointer;
 use serde_json::Value;
 
-use crate::age::age_of;
-use crate::look::Look;
-
 /// `RWO,RWX`.
-pub fn access_modes(object: &Value, pointer: &str) -> String {
+pub(super) fn access_modes(object: &Value, pointer: &str) -> String {
     let short = |mode: &str| match mode {
         "ReadWriteOnce" => "RWO".to_owned(),
         "ReadOnlyMany" => "ROX".to_owned(),
@@ -20,7 +19,7 @@ pub fn access_modes(object: &Value, pointer: &str) -> String {
 }
 
 /// Who has claimed a volume.
-pub fn claim(volume: &Value) -> String {
+pub(super) fn claim(volume: &Value) -> String {
     let claim = &volume["spec"]["claimRef"];
     match claim.text("/name") {
         "" => String::new(),
@@ -29,7 +28,7 @@ pub fn claim(volume: &Value) -> String {
 }
 
 /// The phase of a claim; one that is being deleted says so.
-pub fn claim_phase(claim: &Value) -> String {
+pub(super) fn claim_phase(claim: &Value) -> String {
     match claim.has("/metadata/deletionTimestamp") {
         true => "Terminating".to_owned(),
         false => claim.text("/status/phase").to_owned(),
@@ -37,7 +36,7 @@ pub fn claim_phase(claim: &Value) -> String {
 }
 
 /// The text there, or `<unset>`.
-pub fn or_unset(object: &Value, pointer: &str) -> String {
+pub(super) fn or_unset(object: &Value, pointer: &str) -> String {
     match object.text(pointer) {
         "" => "<unset>".to_owned(),
         text => text.to_owned(),
@@ -45,7 +44,7 @@ pub fn or_unset(object: &Value, pointer: &str) -> String {
 }
 
 /// A number or a percentage, or `N/A`.
-pub fn amount(object: &Value, pointer: &str) -> String {
+pub(super) fn amount(object: &Value, pointer: &str) -> String {
     match object.pointer(pointer) {
         Some(Value::String(text)) => text.clone(),
         Some(Value::Number(number)) => number.to_string(),
@@ -54,7 +53,7 @@ pub fn amount(object: &Value, pointer: &str) -> String {
 }
 
 /// `pods: 1/2, …`: what a quota counts, either the limits or everything else.
-pub fn quota(quota: &Value, limits: bool) -> String {
+pub(super) fn quota(quota: &Value, limits: bool) -> String {
     let hard = quota.fields("/status/hard");
     let hard = hard.filter(|(name, _)| name.starts_with("limits.") == limits);
     let parts = hard.map(|(name, most)| {
@@ -65,7 +64,7 @@ pub fn quota(quota: &Value, limits: bool) -> String {
 }
 
 /// The hosts of an Ingress, three at most; `*` for any.
-pub fn hosts(ingress: &Value) -> String {
+pub(super) fn hosts(ingress: &Value) -> String {
     let rules = ingress.list("/spec/rules").iter();
     let hosts: Vec<_> = rules.map(|rule| rule.text("/host")).filter(|h| !h.is_empty()).collect();
     match hosts.len() {
@@ -76,7 +75,7 @@ pub fn hosts(ingress: &Value) -> String {
 }
 
 /// Where an Ingress can be reached.
-pub fn addresses(ingress: &Value) -> String {
+pub(super) fn addresses(ingress: &Value) -> String {
     let points = ingress.list("/status/loadBalancer/ingress").iter();
     let texts = points.map(|point| match point.text("/ip") {
         "" => point.text("/hostname"),
@@ -86,7 +85,7 @@ pub fn addresses(ingress: &Value) -> String {
 }
 
 /// What an IngressClass refers to.
-pub fn parameters(class: &Value) -> String {
+pub(super) fn parameters(class: &Value) -> String {
     let parameters = &class["spec"]["parameters"];
     match (parameters.text("/apiGroup"), parameters.text("/kind"), parameters.text("/name")) {
         (_, _, "") => "<none>".to_owned(),
@@ -96,7 +95,7 @@ pub fn parameters(class: &Value) -> String {
 }
 
 /// Whom a binding gives a role: users, groups or service accounts.
-pub fn subjects(binding: &Value, kind: &str) -> String {
+pub(super) fn subjects(binding: &Value, kind: &str) -> String {
     let subjects = binding.list("/subjects").iter();
     let subjects = subjects.filter(|subject| subject.text("/kind") == kind);
     let names = subjects.map(|subject| match (kind, subject.text("/namespace")) {
@@ -107,14 +106,14 @@ pub fn subjects(binding: &Value, kind: &str) -> String {
 }
 
 /// The name of a StorageClass, marked if it is the default.
-pub fn class_name(class: &Value) -> String {
+pub(super) fn class_name(class: &Value) -> String {
     let name = class.text("/metadata/name");
     let mark = &class["metadata"]["annotations"]["storageclass.kubernetes.io/is-default-class"];
     if *mark == "true" { format!("{name} (default)") } else { name.to_owned() }
 }
 
 /// What became of a Job.
-pub fn job_status(job: &Value) -> String {
+pub(super) fn job_status(job: &Value) -> String {
     let holds = |kind: &str| {
         let mut conditions = job.list("/status/conditions").iter();
         conditions.any(|c| c.text("/type") == kind && c.text("/status") == "True")
@@ -131,7 +130,7 @@ pub fn job_status(job: &Value) -> String {
 }
 
 /// `0/1`, or `0/1 of 3` for a work queue.
-pub fn completions(job: &Value) -> String {
+pub(super) fn completions(job: &Value) -> String {
     let done = job.int("/status/succeeded");
     match (job["spec"]["completions"].as_i64(), job.int("/spec/parallelism")) {
         (Some(all), _) => format!("{done}/{all}"),
@@ -141,7 +140,7 @@ pub fn completions(job: &Value) -> String {
 }
 
 /// How long a Job took, or has taken so far.
-pub fn duration(job: &Value, now: Timestamp) -> String {
+pub(super) fn duration(job: &Value, now: Timestamp) -> String {
     let end = job.text("/status/completionTime").parse().unwrap_or(now);
     match job.text("/status/startTime") {
         "" => String::new(),
@@ -150,7 +149,7 @@ pub fn duration(job: &Value, now: Timestamp) -> String {
 }
 
 /// When a CronJob last started a Job.
-pub fn last_schedule(job: &Value, now: Timestamp) -> String {
+pub(super) fn last_schedule(job: &Value, now: Timestamp) -> String {
     match job.text("/status/lastScheduleTime") {
         "" => "<none>".to_owned(),
         time => age_of(time, now),
@@ -158,7 +157,7 @@ pub fn last_schedule(job: &Value, now: Timestamp) -> String {
 }
 
 /// The names or images of the containers of a template, joined.
-pub fn containers(object: &Value, template: &str, field: &str) -> String {
+pub(super) fn containers(object: &Value, template: &str, field: &str) -> String {
     let containers = object.list(&format!("{template}/spec/containers")).iter();
     containers.filter_map(|c| c[field].as_str()).collect::<Vec<_>>().join(",")
 }

@@ -1,13 +1,39 @@
 //! Requests for certificates: what they must say, what may become of them, and how they are shown.
 //! What is inside of the request itself, an X.509 document, is read by the API server.
 
+use roadstead_schema::age::age;
+use roadstead_schema::invalid::Causes;
+use roadstead_schema::json::Pointer;
 use serde_json::{Value, json};
 
-use crate::age::age;
-use crate::invalid::Causes;
-use crate::kind::Column;
-use crate::kinds::stored::{AGE, Cell, NAME};
-use crate::look::Look;
+use crate::kinds::plain::{PlainKind, cluster, shown};
+use crate::table::{AGE, Cell, Column, NAME};
+
+pub(super) static KIND: PlainKind = PlainKind {
+    selectable: &[("spec.signerName", "/spec/signerName")],
+    // Who asked for what does not change once somebody may have approved it.
+    update: |old, new| new["spec"] = old["spec"].clone(),
+    check: validate,
+    check_status: validate_status,
+    ..shown(
+        cluster(
+            "certificates.k8s.io",
+            "CertificateSigningRequest",
+            "certificatesigningrequests",
+            "certificatesigningrequest",
+        )
+        .short(&["csr"])
+        .with_status(),
+        &[
+            NAME,
+            AGE,
+            (Column::text("SignerName"), Cell::Text("/spec/signerName")),
+            (Column::text("Requestor"), Cell::Text("/spec/username")),
+            (Column::text("RequestedDuration"), Cell::Made(requested_duration)),
+            (Column::text("Condition"), Cell::Made(condition)),
+        ],
+    )
+};
 
 /// The shortest time that anybody may ask for, in seconds.
 pub const SHORTEST: i64 = 600;
@@ -39,24 +65,6 @@ const USAGES: [&str; 23] = [
     "server auth",
     "signing",
     "timestamping",
-];
-
-pub(super) const COLUMNS: &[Column] = &[
-    NAME,
-    AGE,
-    Column::text("SignerName"),
-    Column::text("Requestor"),
-    Column::text("RequestedDuration"),
-    Column::text("Condition"),
-];
-
-pub(super) const CELLS: &[Cell] = &[
-    Cell::Name,
-    Cell::Age,
-    Cell::Text("/spec/signerName"),
-    Cell::Text("/spec/username"),
-    Cell::Made(requested_duration),
-    Cell::Made(condition),
 ];
 
 fn requested_duration(request: &Value) -> String {

@@ -1,14 +1,14 @@
 //! ConfigMap: configuration as named texts.
 
-use jiff::Timestamp;
+use roadstead_schema::invalid::Causes;
+use roadstead_schema::json::Pointer;
 use serde_json::{Value, json};
 
-use crate::invalid::Causes;
-use crate::kind::{Column, Info, Kind, age_cell, name_cell};
+use crate::kind::{Info, Kind};
 use crate::kinds::contents;
-use crate::look::Look;
+use crate::table::{AGE, Cell, Column, ColumnCell, NAME};
 
-pub struct ConfigMap;
+pub(super) struct ConfigMap;
 
 static INFO: Info =
     Info { short_names: &["cm"], ..Info::new("", "v1", "ConfigMap", "configmaps", "configmap") };
@@ -36,13 +36,8 @@ impl Kind for ConfigMap {
         contents::validate_size(size, "[]", causes);
     }
 
-    fn columns(&self) -> &'static [Column] {
-        const { &[Column::text("Name"), Column::int("Data"), Column::text("Age")] }
-    }
-
-    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
-        let entries = object.fields("/data").count() + object.fields("/binaryData").count();
-        vec![name_cell(object), json!(entries), age_cell(object, now)]
+    fn table(&self) -> &'static [ColumnCell] {
+        const { &[NAME, (Column::int("Data"), Cell::CountIn(&["/data", "/binaryData"])), AGE] }
     }
 }
 

@@ -1,9 +1,9 @@
 //! What ConfigMaps and Secrets have in common: named contents, a limit, and that they can be frozen.
 
-use serde_json::{Value, json};
+use roadstead_schema::invalid::Causes;
+use roadstead_schema::json::Pointer;
+use serde_json::Value;
 
-use crate::invalid::Causes;
-use crate::look::Look;
 use crate::names;
 
 /// How much an object may hold.
@@ -12,9 +12,7 @@ const LIMIT: usize = 1 << 20;
 /// Checks the keys of one map.
 pub(super) fn validate_keys(object: &Value, field: &str, causes: &mut Causes) {
     for (key, _) in object[field].fields("") {
-        for wrong in names::config_key(key) {
-            causes.invalid(format!("{field}[{key}]"), &json!(key), wrong);
-        }
+        names::check(names::config_key, format!("{field}[{key}]"), key, causes);
     }
 }
 

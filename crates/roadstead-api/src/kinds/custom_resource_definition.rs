@@ -1,16 +1,16 @@
 //! CustomResourceDefinition: a kind that a user defines.
 
-use jiff::Timestamp;
+use roadstead_schema::invalid::Causes;
+use roadstead_schema::json::{Pointer, child, children, default_to};
+use roadstead_schema::structural::Structural;
+use roadstead_schema::structural::columns::PrinterColumn;
 use serde_json::{Value, json};
 
-use crate::invalid::Causes;
-use crate::kind::{Column, Info, Kind, name_cell};
-use crate::look::{Look, child, children, default_to};
+use crate::kind::{Info, Kind};
 use crate::names;
-use crate::structural::Structural;
-use crate::structural::columns::PrinterColumn;
+use crate::table::{Cell, Column, ColumnCell, NAME};
 
-pub struct CustomResourceDefinition;
+pub(super) struct CustomResourceDefinition;
 
 static INFO: Info = Info {
     namespaced: false,
@@ -118,9 +118,7 @@ impl Kind for CustomResourceDefinition {
             causes.required(format!("metadata.annotations[{APPROVAL}]"), &detail);
         }
         for (field, text) in [("plural", plural), ("singular", spec.text("/names/singular"))] {
-            for wrong in names::label(text) {
-                causes.invalid(format!("spec.names.{field}"), &json!(text), wrong);
-            }
+            names::check(names::label, format!("spec.names.{field}"), text, causes);
         }
         if spec.text("/names/kind").is_empty() {
             causes.required("spec.names.kind", "");
@@ -157,12 +155,8 @@ impl Kind for CustomResourceDefinition {
         }
     }
 
-    fn columns(&self) -> &[Column] {
-        const { &[Column::text("Name"), Column::text("Created At")] }
-    }
-
-    fn cells(&self, object: &Value, _: Timestamp) -> Vec<Value> {
-        vec![name_cell(object), object["metadata"]["creationTimestamp"].clone()]
+    fn table(&self) -> &'static [ColumnCell] {
+        const { &[NAME, (Column::text("Created At"), Cell::Value("/metadata/creationTimestamp"))] }
     }
 }
 
@@ -212,9 +206,7 @@ fn validate_versions(object: &Value, causes: &mut Causes) {
     let versions = spec.list("/versions");
     let names: Vec<_> = versions.iter().map(|version| version.text("/name")).collect();
     for (index, name) in names.iter().enumerate() {
-        for wrong in names::label(name) {
-            causes.invalid(format!("spec.versions[{index}].name"), &json!(name), wrong);
-        }
+        names::check(names::label, format!("spec.versions[{index}].name"), name, causes);
         if names[..index].contains(name) {
             causes.duplicate(format!("spec.versions[{index}].name"), &json!(name));
         }

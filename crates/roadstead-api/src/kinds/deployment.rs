@@ -1,18 +1,15 @@
 //! Deployment: pods that are alike, and how to replace them by others.
 
-use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
-use serde::Deserialize;
+use roadstead_schema::invalid::Causes;
+use roadstead_schema::json::{Pointer, child, default_to};
 use serde_json::{Value, json};
 
-use crate::invalid::Causes;
-use crate::kind::{Column, Info, Kind, age_cell, labels_cell, name_cell};
-use crate::kinds::pod_spec;
-use crate::look::{Look, child, default_to};
-use crate::metadata;
-use crate::selector::Selector;
+use crate::kind::{Info, Kind};
+use crate::kinds::workload::{CONTAINERS, IMAGES, SELECTOR};
+use crate::kinds::{pod_spec, workload};
+use crate::table::{AGE, Cell, Column, ColumnCell, NAME};
 
-pub struct Deployment;
+pub(super) struct Deployment;
 
 static INFO: Info = Info {
     short_names: &["deploy"],
@@ -47,78 +44,118 @@ impl Kind for Deployment {
     }
 
     fn validate(&self, object: &Value, old: Option<&Value>, causes: &mut Causes) {
-        validate_workload(object, old, causes);
+        workload::validate(object, old, causes);
         let strategy = &object["spec"]["strategy"]["type"];
         if !["RollingUpdate", "Recreate"].contains(&strategy.as_str().unwrap_or("")) {
             let supported = ["Recreate", "RollingUpdate"];
             causes.unsupported("spec.strategy.type", strategy, &supported);
         }
-    }
-
-    fn columns(&self) -> &'static [Column] {
-        const {
-            &[
-                Column::text("Name"),
-                Column::text("Ready"),
-                Column::text("Up-to-date"),
-                Column::text("Available"),
-                Column::text("Age"),
-                Column::wide("Containers"),
-                Column::wide("Images"),
-                Column::wide("Selector"),
-            ]
+        if old.is_none_or(|old| old["spec"] != object["spec"]) {
+            check_pace(&object["spec"], causes);
         }
     }
 
-    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
-        let [containers, images] = pod_spec::containers_and_images(object);
-        let (ready, wanted) = (object.int("/status/readyReplicas"), object.int("/spec/replicas"));
-        vec![
-            name_cell(object),
-            json!(format!("{ready}/{wanted}")),
-            json!(object.int("/status/updatedReplicas")),
-            json!(object.int("/status/availableReplicas")),
-            age_cell(object, now),
-            containers,
-            images,
-            selector_cell(object),
-        ]
+    fn table(&self) -> &'static [ColumnCell] {
+        const {
+            &[
+                NAME,
+                (Column::text("Ready"), Cell::Ratio("/status/readyReplicas", "/spec/replicas")),
+                (Column::text("Up-to-date"), Cell::Int("/status/updatedReplicas")),
+                (Column::text("Available"), Cell::Int("/status/availableReplicas")),
+                AGE,
+                CONTAINERS,
+                IMAGES,
+                SELECTOR,
+            ]
+        }
     }
 }
 
-/// The rules that Deployments and ReplicaSets share.
-pub fn validate_workload(object: &Value, old: Option<&Value>, causes: &mut Causes) {
-    let replicas = object.int("/spec/replicas");
-    if replicas < 0 {
-        let detail = "must be greater than or equal to 0";
-        causes.invalid("spec.replicas", &json!(replicas), detail);
+/// How fast a rollout may go, and how long it may take.
+fn check_pace(spec: &Value, causes: &mut Causes) {
+    for field in ["minReadySeconds", "revisionHistoryLimit", "progressDeadlineSeconds"] {
+        if spec.int(&format!("/{field}")) < 0 {
+            let detail = "must be greater than or equal to 0";
+            causes.invalid(format!("spec.{field}"), &spec[field], detail);
+        }
     }
-    let selector = &object["spec"]["selector"];
-    if !selector.is_object() {
-        causes.required("spec.selector", "");
-    } else if selector.fields("/matchLabels").count() + selector.list("/matchExpressions").len()
-        == 0
-    {
-        causes.invalid("spec.selector", selector, "empty selector is invalid for deployment");
+    let (ready, deadline) =
+        (spec.int("/minReadySeconds"), spec["progressDeadlineSeconds"].as_i64());
+    if deadline.is_some_and(|deadline| deadline <= ready) {
+        let detail = "must be greater than minReadySeconds";
+        causes.invalid("spec.progressDeadlineSeconds", &json!(deadline), detail);
     }
-    metadata::labels(selector.get("matchLabels"), "spec.selector.matchLabels", causes);
-    if old.is_some_and(|old| old["spec"]["selector"] != *selector) {
-        causes.invalid("spec.selector", selector, "field is immutable");
+    let strategy = &spec["strategy"];
+    let rolling = &strategy["rollingUpdate"];
+    if strategy["type"] == "Recreate" && !rolling.is_null() {
+        let detail = "may not be specified when strategy `type` is 'Recreate'";
+        return causes.forbidden("spec.strategy.rollingUpdate", detail);
     }
-    let labels = &object["spec"]["template"]["metadata"]["labels"];
-    metadata::labels(Some(labels), "spec.template.metadata.labels", causes);
-    let typed = LabelSelector::deserialize(selector).unwrap_or_default();
-    if selector.is_object() && !Selector::from_object(&typed).matches(|key| labels[key].as_str()) {
-        let detail = "`selector` does not match template `labels`";
-        causes.invalid("spec.template.metadata.labels", labels, detail);
+    let field = |name: &str| format!("spec.strategy.rollingUpdate.{name}");
+    let is_none = |value: &Value| {
+        let text = value.as_str().and_then(|text| text.strip_suffix('%'));
+        value.as_i64() == Some(0) || text.is_some_and(|text| text.parse::<u32>() == Ok(0))
+    };
+    for name in ["maxUnavailable", "maxSurge"] {
+        let value = &rolling[name];
+        let percent = value.as_str().map(|text| text.strip_suffix('%').map(str::parse::<u32>));
+        match percent {
+            Some(Some(Ok(percent))) if percent > 100 && name == "maxUnavailable" => {
+                causes.invalid(field(name), value, "must not be greater than 100%");
+            }
+            None | Some(Some(Ok(_))) => {}
+            _ => {
+                let detail = "a valid percent string must be a numeric string followed by an ending \
+                    '%' (e.g. '1%', or '93%', regex used for validation is '[0-9]+%')";
+                causes.invalid(field(name), value, detail);
+            }
+        }
+        if value.as_i64().is_some_and(|number| number < 0) {
+            causes.invalid(field(name), value, "must be greater than or equal to 0");
+        }
     }
-    pod_spec::validate(&object["spec"]["template"]["spec"], "spec.template.spec", causes);
-    if object.text("/spec/template/spec/restartPolicy") != "Always" {
-        let policy = &object["spec"]["template"]["spec"]["restartPolicy"];
-        causes.unsupported("spec.template.spec.restartPolicy", policy, &["Always"]);
+    if is_none(&rolling["maxUnavailable"]) && is_none(&rolling["maxSurge"]) {
+        let detail = "may not be 0 when `maxSurge` is 0";
+        causes.invalid(field("maxUnavailable"), &rolling["maxUnavailable"], detail);
     }
 }
 
-pub fn selector_cell(object: &Value) -> Value {
-    labels_cell(object, "/spec/selector/matchLabels")
+#[test]
+fn what_is_wrong_with_the_pace() {
+    let rolling = |surge: Value, unavailable: Value| {
+        json!({"strategy": {"type": "RollingUpdate", "rollingUpdate":
+            {"maxSurge": surge, "maxUnavailable": unavailable}}})
+    };
+    let cases = [
+        (rolling(json!("25%"), json!(0)), ""),
+        (
+            rolling(json!(0), json!("0%")),
+            "spec.strategy.rollingUpdate.maxUnavailable: Invalid value: \"0%\": may not be 0 when \
+             `maxSurge` is 0",
+        ),
+        (
+            rolling(json!("200%"), json!("101%")),
+            "spec.strategy.rollingUpdate.maxUnavailable: Invalid value: \"101%\": must not be greater \
+             than 100%",
+        ),
+        (
+            rolling(json!(-1), json!(1)),
+            "spec.strategy.rollingUpdate.maxSurge: Invalid value: -1: must be greater than or equal to 0",
+        ),
+        (
+            json!({"strategy": {"type": "Recreate", "rollingUpdate": {}}}),
+            "spec.strategy.rollingUpdate: Forbidden: may not be specified when strategy `type` is \
+             'Recreate'",
+        ),
+        (
+            json!({"progressDeadlineSeconds": 5, "minReadySeconds": 5}),
+            "spec.progressDeadlineSeconds: Invalid value: 5: must be greater than minReadySeconds",
+        ),
+    ];
+    for (spec, want) in cases {
+        let mut causes = Causes::default();
+        check_pace(&spec, &mut causes);
+        let all: Vec<_> = causes.0.iter().map(ToString::to_string).collect();
+        assert_eq!(all.join("\n"), want, "{spec}");
+    }
 }

@@ -2,16 +2,17 @@
 
 use std::collections::BTreeSet;
 
-use jiff::Timestamp;
+use roadstead_schema::invalid::Causes;
+use roadstead_schema::json::{Pointer, children, default_to};
 use serde_json::{Value, json};
 
-use crate::invalid::Causes;
 use crate::ip::{self, Family};
-use crate::kind::{Column, Info, Kind, age_cell, name_cell};
-use crate::look::{Look, children, default_to};
-use crate::names;
+use crate::kind::{Info, Kind};
+use crate::kinds::port_fields;
+use crate::names::{self, Rule};
+use crate::table::{AGE, Cell, Column, ColumnCell, NAME};
 
-pub struct EndpointSlice;
+pub(super) struct EndpointSlice;
 
 static INFO: Info = Info {
     generation: true,
@@ -96,34 +97,31 @@ impl Kind for EndpointSlice {
         all
     }
 
-    fn columns(&self) -> &'static [Column] {
+    fn table(&self) -> &'static [ColumnCell] {
         const {
             &[
-                Column::text("Name"),
-                Column::text("AddressType"),
-                Column::text("Ports"),
-                Column::text("Endpoints"),
-                Column::text("Age"),
+                NAME,
+                (Column::text("AddressType"), Cell::Value("/addressType")),
+                (Column::text("Ports"), Cell::Made(shown_ports)),
+                (Column::text("Endpoints"), Cell::Made(shown_addresses)),
+                AGE,
             ]
         }
     }
+}
 
-    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
-        let ports = object.list("/ports").iter().map(|port| match &port["port"] {
-            Value::Number(number) => number.to_string(),
-            _ if port.text("/name").is_empty() => "*".into(),
-            _ => port.text("/name").into(),
-        });
-        let addresses = object.list("/endpoints").iter().flat_map(|e| e.list("/addresses"));
-        let addresses = addresses.map(|a| a.as_str().unwrap_or("").to_owned());
-        vec![
-            name_cell(object),
-            object["addressType"].clone(),
-            json!(first_three(ports.collect())),
-            json!(first_three(addresses.collect())),
-            age_cell(object, now),
-        ]
-    }
+fn shown_ports(slice: &Value) -> String {
+    let ports = slice.list("/ports").iter().map(|port| match &port["port"] {
+        Value::Number(number) => number.to_string(),
+        _ if port.text("/name").is_empty() => "*".into(),
+        _ => port.text("/name").into(),
+    });
+    first_three(ports.collect())
+}
+
+fn shown_addresses(slice: &Value) -> String {
+    let addresses = slice.list("/endpoints").iter().flat_map(|e| e.list("/addresses"));
+    first_three(addresses.map(|a| a.as_str().unwrap_or("").to_owned()).collect())
 }
 
 /// Only v1beta1 could write this.
@@ -151,30 +149,17 @@ fn validate_endpoints(object: &Value, causes: &mut Causes) {
         let field = format!("endpoints[{index}]");
         validate_addresses(endpoint, object.text("/addressType"), &field, causes);
         if let Some(node) = endpoint["nodeName"].as_str() {
-            for wrong in names::subdomain(node) {
-                causes.invalid(format!("{field}.nodeName"), &json!(node), wrong);
-            }
+            names::check(names::subdomain, format!("{field}.nodeName"), node, causes);
         }
         if let Some(host) = endpoint["hostname"].as_str() {
-            for wrong in names::label(host) {
-                causes.invalid(format!("{field}.hostname"), &json!(host), wrong);
-            }
+            names::check(names::label, format!("{field}.hostname"), host, causes);
         }
-        let hints = format!("{field}.hints");
-        validate_hints(
-            endpoint.list("/hints/forZones"),
-            &hints,
-            "forZones",
-            names::label_value,
-            causes,
-        );
-        validate_hints(
-            endpoint.list("/hints/forNodes"),
-            &hints,
-            "forNodes",
-            names::subdomain,
-            causes,
-        );
+        let rules: [(_, Rule); 2] =
+            [("forZones", names::label_value), ("forNodes", names::subdomain)];
+        for (list, rule) in rules {
+            let hints = endpoint["hints"][list].as_array().map_or(&[][..], Vec::as_slice);
+            validate_hints(hints, format!("{field}.hints.{list}"), rule, causes);
+        }
     }
 }
 
@@ -228,14 +213,7 @@ fn validate_domain(field: &str, name: &str, causes: &mut Causes) {
     }
 }
 
-fn validate_hints(
-    hints: &[Value],
-    field: &str,
-    list: &str,
-    rule: fn(&str) -> Vec<String>,
-    causes: &mut Causes,
-) {
-    let field = format!("{field}.{list}");
+fn validate_hints(hints: &[Value], field: String, rule: Rule, causes: &mut Causes) {
     if hints.len() > MOST_HINTS {
         causes.too_many(field, hints.len(), MOST_HINTS as u64);
         return;
@@ -246,9 +224,7 @@ fn validate_hints(
         if !seen.insert(name) {
             causes.duplicate(place.clone(), &json!(name));
         }
-        for wrong in rule(name) {
-            causes.invalid(place.clone(), &json!(name), wrong);
-        }
+        names::check(rule, place.clone(), name, causes);
     }
 }
 
@@ -261,22 +237,13 @@ fn validate_ports(ports: &[Value], causes: &mut Causes) {
     for (index, port) in ports.iter().enumerate() {
         let (field, name) = (format!("ports[{index}]"), port.text("/name"));
         if !name.is_empty() {
-            for wrong in names::label(name) {
-                causes.invalid(format!("{field}.name"), &json!(name), wrong);
-            }
+            names::check(names::label, format!("{field}.name"), name, causes);
         }
         if !seen.insert(name) {
             causes.duplicate(format!("{field}.name"), &json!(name));
         }
-        let supported = ["SCTP", "TCP", "UDP"];
-        if !supported.contains(&port.text("/protocol")) {
-            causes.unsupported(format!("{field}.protocol"), &port["protocol"], &supported);
-        }
-        if let Some(protocol) = port["appProtocol"].as_str() {
-            for wrong in names::qualified(protocol) {
-                causes.invalid(format!("{field}.appProtocol"), &json!(protocol), wrong);
-            }
-        }
+        port_fields::protocol(port, &field, causes);
+        port_fields::app_protocol(port, &field, causes);
     }
 }
 

@@ -1,14 +1,15 @@
 //! Endpoints: where a Service leads, as one object. Deprecated in favour of EndpointSlice.
 
-use jiff::Timestamp;
-use serde_json::{Value, json};
+use roadstead_schema::invalid::Causes;
+use roadstead_schema::json::{Pointer, children, default_to};
+use serde_json::Value;
 
-use crate::invalid::Causes;
-use crate::kind::{Column, Info, Kind, age_cell, name_cell};
-use crate::look::{Look, children, default_to};
+use crate::kind::{Info, Kind};
+use crate::kinds::port_fields;
+use crate::table::{AGE, Cell, Column, ColumnCell, NAME};
 use crate::{ip, names};
 
-pub struct Endpoints;
+pub(super) struct Endpoints;
 
 static INFO: Info = Info {
     short_names: &["ep"],
@@ -45,12 +46,8 @@ impl Kind for Endpoints {
         if own { Vec::new() } else { spellings(object) }
     }
 
-    fn columns(&self) -> &'static [Column] {
-        const { &[Column::text("Name"), Column::text("Endpoints"), Column::text("Age")] }
-    }
-
-    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
-        vec![name_cell(object), json!(shown(object)), age_cell(object, now)]
+    fn table(&self) -> &'static [ColumnCell] {
+        const { &[NAME, (Column::text("Endpoints"), Cell::Made(shown)), AGE] }
     }
 }
 
@@ -73,14 +70,10 @@ fn validate_address(address: &Value, field: &str, causes: &mut Causes) {
     ip::check(&format!("{field}.ip"), address.text("/ip"), &[], causes);
     let host = address.text("/hostname");
     if !host.is_empty() {
-        for wrong in names::label(host) {
-            causes.invalid(format!("{field}.hostname"), &json!(host), wrong);
-        }
+        names::check(names::label, format!("{field}.hostname"), host, causes);
     }
     if let Some(node) = address["nodeName"].as_str() {
-        for wrong in names::subdomain(node) {
-            causes.invalid(format!("{field}.nodeName"), &json!(node), wrong);
-        }
+        names::check(names::subdomain, format!("{field}.nodeName"), node, causes);
     }
     ip::check_reachable(&format!("{field}.ip"), address.text("/ip"), causes);
 }
@@ -92,24 +85,11 @@ fn validate_port(port: &Value, named: bool, field: &str, causes: &mut Causes) {
             causes.required(format!("{field}.name"), "");
         }
     } else {
-        for wrong in names::label(name) {
-            causes.invalid(format!("{field}.name"), &json!(name), wrong);
-        }
+        names::check(names::label, format!("{field}.name"), name, causes);
     }
-    let number = port.int("/port");
-    if !(1..=65535).contains(&number) {
-        let range = "must be between 1 and 65535, inclusive";
-        causes.invalid(format!("{field}.port"), &json!(number), range);
-    }
-    let supported = ["SCTP", "TCP", "UDP"];
-    if !supported.contains(&port.text("/protocol")) {
-        causes.unsupported(format!("{field}.protocol"), &port["protocol"], &supported);
-    }
-    if let Some(protocol) = port["appProtocol"].as_str() {
-        for wrong in names::qualified(protocol) {
-            causes.invalid(format!("{field}.appProtocol"), &json!(protocol), wrong);
-        }
-    }
+    port_fields::number(port, "port", field, causes);
+    port_fields::protocol(port, field, causes);
+    port_fields::app_protocol(port, field, causes);
 }
 
 fn spellings(object: &Value) -> Vec<String> {

@@ -2,18 +2,19 @@
 //! views of one object, kept in the form of the core group.
 
 use jiff::Timestamp;
-use serde_json::{Value, json};
+use roadstead_schema::age::age_of;
+use roadstead_schema::invalid::Causes;
+use roadstead_schema::json::Pointer;
+use serde_json::Value;
 
-use crate::age::age_of;
-use crate::invalid::Causes;
-use crate::kind::{Column, Info, Kind, name_cell};
-use crate::look::Look;
+use crate::kind::{Info, Kind};
+use crate::table::{Cell, Column, ColumnCell};
 
 /// The Event of the core group.
-pub struct Event;
+pub(super) struct Event;
 
 /// The Event of the group `events.k8s.io`.
-pub struct NewEvent;
+pub(super) struct NewEvent;
 
 static INFO: Info =
     Info { short_names: &["ev"], ..Info::new("", "v1", "Event", "events", "event") };
@@ -23,43 +24,24 @@ impl Kind for Event {
         &INFO
     }
 
-    fn columns(&self) -> &'static [Column] {
+    fn table(&self) -> &'static [ColumnCell] {
         const {
             &[
-                Column::text("Last Seen"),
-                Column::text("Type"),
-                Column::text("Reason"),
-                Column::text("Object"),
-                Column::wide("Subobject"),
-                Column::wide("Source"),
-                Column::text("Message"),
-                Column::wide("First Seen"),
-                Column { name: "Count", ty: "integer", wide: true },
-                Column::wide("Name"),
+                (Column::text("Last Seen"), Cell::Timed(last_seen)),
+                (Column::text("Type"), Cell::Value("/type")),
+                (Column::text("Reason"), Cell::Value("/reason")),
+                (Column::text("Object"), Cell::Made(about)),
+                (Column::wide("Subobject"), Cell::Plain("/involvedObject/fieldPath")),
+                (Column::wide("Source"), Cell::Made(source)),
+                (Column::text("Message"), Cell::Made(|event| event.text("/message").trim().into())),
+                (
+                    Column::wide("First Seen"),
+                    Cell::Timed(|event, now| age_of(first_time(event), now)),
+                ),
+                (Column { name: "Count", ty: "integer", wide: true }, Cell::Number(count)),
+                (Column::wide("Name"), Cell::Name),
             ]
         }
-    }
-
-    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
-        let first = [object.text("/firstTimestamp"), object.text("/eventTime")];
-        let first = first.into_iter().find(|t| !t.is_empty()).unwrap_or("");
-        let last = [object.text("/series/lastObservedTime"), object.text("/lastTimestamp")];
-        let last = last.into_iter().find(|t| !t.is_empty()).unwrap_or(first);
-        let source = [object.text("/source/component"), object.text("/reportingComponent")];
-        let source = source.into_iter().find(|t| !t.is_empty()).unwrap_or("");
-        let about = object.text("/involvedObject/kind").to_lowercase();
-        vec![
-            json!(age_of(last, now)),
-            object["type"].clone(),
-            object["reason"].clone(),
-            json!(format!("{about}/{}", object.text("/involvedObject/name"))),
-            json!(object.text("/involvedObject/fieldPath")),
-            json!(source),
-            json!(object.text("/message").trim()),
-            json!(age_of(first, now)),
-            json!(object.int("/series/count").max(object.int("/count")).max(1)),
-            name_cell(object),
-        ]
     }
 
     fn selectable(&self) -> &'static [(&'static str, &'static str)] {
@@ -77,6 +59,34 @@ impl Kind for Event {
             ("type", "/type"),
         ]
     }
+}
+
+/// The first of some texts that is there.
+fn first_of(texts: [&str; 2]) -> &str {
+    texts.into_iter().find(|text| !text.is_empty()).unwrap_or("")
+}
+
+fn first_time(event: &Value) -> &str {
+    first_of([event.text("/firstTimestamp"), event.text("/eventTime")])
+}
+
+fn last_seen(event: &Value, now: Timestamp) -> String {
+    let last = first_of([event.text("/series/lastObservedTime"), event.text("/lastTimestamp")]);
+    age_of(first_of([last, first_time(event)]), now)
+}
+
+/// `pod/web-1`.
+fn about(event: &Value) -> String {
+    let kind = event.text("/involvedObject/kind").to_lowercase();
+    format!("{kind}/{}", event.text("/involvedObject/name"))
+}
+
+fn source(event: &Value) -> String {
+    first_of([event.text("/source/component"), event.text("/reportingComponent")]).into()
+}
+
+fn count(event: &Value) -> i64 {
+    event.int("/series/count").max(event.int("/count")).max(1)
 }
 
 static NEW_INFO: Info = Info {
@@ -127,12 +137,8 @@ impl Kind for NewEvent {
         rename(object, NAMES.map(|(old, new)| (new, old)));
     }
 
-    fn columns(&self) -> &'static [Column] {
-        Event.columns()
-    }
-
-    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
-        Event.cells(object, now)
+    fn table(&self) -> &'static [ColumnCell] {
+        Event.table()
     }
 
     fn selectable(&self) -> &'static [(&'static str, &'static str)] {
@@ -162,6 +168,7 @@ fn rename(object: &mut Value, names: [(&str, &str); 7]) {
 
 #[test]
 fn the_two_views_hold_the_same() {
+    use serde_json::json;
     let core = json!({"metadata": {"name": "web.1"}, "message": "hello", "count": 2,
         "involvedObject": {"kind": "Pod", "name": "web"}, "source": {"component": "kubelet"},
         "reason": "Started", "type": "Normal", "series": {"count": 3}});

@@ -1,14 +1,14 @@
 //! IPAddress: a cluster address and the Service that holds it. Creating it is taking the address.
 
-use jiff::Timestamp;
-use serde_json::{Value, json};
+use roadstead_schema::invalid::Causes;
+use roadstead_schema::json::Pointer;
+use serde_json::Value;
 
-use crate::invalid::Causes;
-use crate::kind::{Column, Info, Kind, NameRule, name_cell};
-use crate::look::Look;
+use crate::kind::{Info, Kind, NameRule};
 use crate::names;
+use crate::table::{Cell, Column, ColumnCell, NAME};
 
-pub struct IpAddress;
+pub(super) struct IpAddress;
 
 static INFO: Info = Info {
     short_names: &["ip"],
@@ -34,14 +34,8 @@ impl Kind for IpAddress {
         }
     }
 
-    fn columns(&self) -> &'static [Column] {
-        const { &[Column::text("Name"), Column::text("ParentRef")] }
-    }
-
-    fn cells(&self, object: &Value, _: Timestamp) -> Vec<Value> {
-        let parent = |field| object.text(&format!("/spec/parentRef/{field}"));
-        let path = [parent("resource"), parent("namespace"), parent("name")].join("/");
-        vec![name_cell(object), json!(path)]
+    fn table(&self) -> &'static [ColumnCell] {
+        const { &[NAME, (Column::text("ParentRef"), Cell::Made(parent))] }
     }
 
     fn selectable(&self) -> &'static [(&'static str, &'static str)] {
@@ -49,21 +43,23 @@ impl Kind for IpAddress {
     }
 }
 
+/// `services/shop/web`.
+fn parent(address: &Value) -> String {
+    let parent = &address["spec"]["parentRef"];
+    [parent.text("/resource"), parent.text("/namespace"), parent.text("/name")].join("/")
+}
+
 fn validate_parent(parent: &Value, causes: &mut Causes) {
     let group = parent.text("/group");
     if !group.is_empty() {
-        for wrong in names::subdomain(group) {
-            causes.invalid("spec.parentRef.group", &json!(group), wrong);
-        }
+        names::check(names::subdomain, "spec.parentRef.group", group, causes);
     }
     for (field, required) in [("resource", true), ("name", true), ("namespace", false)] {
         let (place, text) = (format!("spec.parentRef.{field}"), parent[field].as_str());
         match text.unwrap_or("") {
             "" if required => causes.required(place, ""),
             text => {
-                for wrong in names::path_segment(text) {
-                    causes.invalid(place.clone(), &json!(text), wrong);
-                }
+                names::check(names::path_segment, place.clone(), text, causes);
             }
         }
     }

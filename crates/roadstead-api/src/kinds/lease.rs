@@ -1,11 +1,9 @@
 //! Lease: a sign of life, and the lock of a leader.
 
-use jiff::Timestamp;
-use serde_json::Value;
+use crate::kind::{Info, Kind};
+use crate::table::{AGE, Cell, Column, ColumnCell, NAME};
 
-use crate::kind::{Column, Info, Kind, age_cell, name_cell};
-
-pub struct Lease;
+pub(super) struct Lease;
 
 static INFO: Info = Info {
     create_on_update: true,
@@ -17,11 +15,7 @@ impl Kind for Lease {
         &INFO
     }
 
-    fn columns(&self) -> &'static [Column] {
-        const { &[Column::text("Name"), Column::text("Holder"), Column::text("Age")] }
-    }
-
-    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
-        vec![name_cell(object), object["spec"]["holderIdentity"].clone(), age_cell(object, now)]
+    fn table(&self) -> &'static [ColumnCell] {
+        const { &[NAME, (Column::text("Holder"), Cell::Value("/spec/holderIdentity")), AGE] }
     }
 }

@@ -1,12 +1,12 @@
 //! Namespace: a place for names.
 
-use jiff::Timestamp;
+use roadstead_schema::json::child;
 use serde_json::{Value, json};
 
-use crate::kind::{Column, Info, Kind, NameRule, age_cell, name_cell};
-use crate::look::child;
+use crate::kind::{Info, Kind, NameRule};
+use crate::table::{AGE, Cell, Column, ColumnCell, NAME};
 
-pub struct Namespace;
+pub(super) struct Namespace;
 
 static INFO: Info = Info {
     short_names: &["ns"],
@@ -40,12 +40,8 @@ impl Kind for Namespace {
         new["spec"] = old["spec"].clone();
     }
 
-    fn columns(&self) -> &'static [Column] {
-        const { &[Column::text("Name"), Column::text("Status"), Column::text("Age")] }
-    }
-
-    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
-        vec![name_cell(object), object["status"]["phase"].clone(), age_cell(object, now)]
+    fn table(&self) -> &'static [ColumnCell] {
+        const { &[NAME, (Column::text("Status"), Cell::Value("/status/phase")), AGE] }
     }
 
     fn selectable(&self) -> &'static [(&'static str, &'static str)] {

@@ -1,17 +1,30 @@
 //! NetworkPolicy: who may talk to pods, and whom they may talk to.
 
 use ipnet::IpNet;
+use roadstead_schema::invalid::Causes;
+use roadstead_schema::json::{Pointer, child, children, default_to};
 use serde_json::{Value, json};
 
-use crate::invalid::Causes;
-use crate::look::{Look, child, children, default_to};
+use crate::kinds::plain::{PlainKind, namespaced, shown};
+use crate::kinds::port_fields::{self, RANGE, is_port};
 use crate::names;
+use crate::table::{AGE, Cell, Column, NAME};
+
+pub(super) static KIND: PlainKind = PlainKind {
+    default,
+    check: validate,
+    ..shown(
+        namespaced("networking.k8s.io", "NetworkPolicy", "networkpolicies", "networkpolicy")
+            .short(&["netpol"]),
+        &[NAME, (Column::text("Pod-Selector"), Cell::Labels("/spec/podSelector/matchLabels")), AGE],
+    )
+};
 
 /// The two directions, with the rules and the peers of each.
 const DIRECTIONS: [(&str, &str); 2] = [("ingress", "from"), ("egress", "to")];
 
 /// Fills in what was left out: the protocol of ports, and which directions are meant.
-pub fn default(policy: &mut Value) {
+fn default(policy: &mut Value) {
     let spec = child(policy, "spec");
     for (direction, _) in DIRECTIONS {
         for rule in children(spec, direction) {
@@ -26,7 +39,7 @@ pub fn default(policy: &mut Value) {
 }
 
 /// Says what is wrong with a policy.
-pub fn validate(policy: &Value, _: Option<&Value>, causes: &mut Causes) {
+fn validate(policy: &Value, _: Option<&Value>, causes: &mut Causes) {
     let spec = &policy["spec"];
     for (direction, peers) in DIRECTIONS {
         for (index, rule) in spec.list(&format!("/{direction}")).iter().enumerate() {
@@ -54,12 +67,7 @@ pub fn validate(policy: &Value, _: Option<&Value>, causes: &mut Causes) {
 }
 
 fn validate_port(port: &Value, field: &str, causes: &mut Causes) {
-    if !["TCP", "UDP", "SCTP"].contains(&port.text("/protocol")) {
-        let field = format!("{field}.protocol");
-        causes.unsupported(field, &port["protocol"], &["SCTP", "TCP", "UDP"]);
-    }
-    let range = "must be between 1 and 65535, inclusive";
-    let valid = |number: i64| (1..=65535).contains(&number);
+    port_fields::protocol(port, field, causes);
     let (first, last) = (&port["port"], port["endPort"].as_i64());
     let mut end = |number: i64, why: &str| {
         causes.invalid(format!("{field}.endPort"), &json!(number), why);
@@ -73,15 +81,15 @@ fn validate_port(port: &Value, field: &str, causes: &mut Causes) {
             if last < number.as_i64().unwrap_or(0) {
                 end(last, "must be greater than or equal to `port`");
             }
-            if !valid(last) {
-                end(last, range);
+            if !is_port(last) {
+                end(last, RANGE);
             }
         }
         _ => {}
     }
     match first {
-        Value::Number(number) if !valid(number.as_i64().unwrap_or(0)) => {
-            causes.invalid(format!("{field}.port"), first, range);
+        Value::Number(number) if !is_port(number.as_i64().unwrap_or(0)) => {
+            causes.invalid(format!("{field}.port"), first, RANGE);
         }
         Value::String(name) => {
             for wrong in names::port(name) {

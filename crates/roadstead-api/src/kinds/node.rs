@@ -1,12 +1,12 @@
 //! Node: a machine that runs pods.
 
-use jiff::Timestamp;
-use serde_json::{Value, json};
+use roadstead_schema::json::{Pointer, child, default_to};
+use serde_json::Value;
 
-use crate::kind::{Column, Info, Kind, age_cell, name_cell, or_none};
-use crate::look::{Look, child, default_to};
+use crate::kind::{Info, Kind};
+use crate::table::{AGE, Cell, Column, ColumnCell, NAME};
 
-pub struct Node;
+pub(super) struct Node;
 
 static INFO: Info = Info {
     short_names: &["no"],
@@ -28,37 +28,24 @@ impl Kind for Node {
         }
     }
 
-    fn columns(&self) -> &'static [Column] {
+    fn table(&self) -> &'static [ColumnCell] {
         const {
             &[
-                Column::text("Name"),
-                Column::text("Status"),
-                Column::text("Roles"),
-                Column::text("Age"),
-                Column::text("Version"),
-                Column::wide("Internal-IP"),
-                Column::wide("External-IP"),
-                Column::wide("OS-Image"),
-                Column::wide("Kernel-Version"),
-                Column::wide("Container-Runtime"),
+                NAME,
+                (Column::text("Status"), Cell::Made(status)),
+                (Column::text("Roles"), Cell::MadeOrNone(roles)),
+                AGE,
+                (Column::text("Version"), Cell::Value("/status/nodeInfo/kubeletVersion")),
+                (Column::wide("Internal-IP"), Cell::MadeOrNone(|node| address(node, "InternalIP"))),
+                (Column::wide("External-IP"), Cell::MadeOrNone(|node| address(node, "ExternalIP"))),
+                (Column::wide("OS-Image"), Cell::Value("/status/nodeInfo/osImage")),
+                (Column::wide("Kernel-Version"), Cell::Value("/status/nodeInfo/kernelVersion")),
+                (
+                    Column::wide("Container-Runtime"),
+                    Cell::Value("/status/nodeInfo/containerRuntimeVersion"),
+                ),
             ]
         }
-    }
-
-    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
-        let facts = |name| object["status"]["nodeInfo"][name].clone();
-        vec![
-            name_cell(object),
-            json!(status(object)),
-            or_none(roles(object)),
-            age_cell(object, now),
-            facts("kubeletVersion"),
-            or_none(address(object, "InternalIP")),
-            or_none(address(object, "ExternalIP")),
-            facts("osImage"),
-            facts("kernelVersion"),
-            facts("containerRuntimeVersion"),
-        ]
     }
 
     fn selectable(&self) -> &'static [(&'static str, &'static str)] {

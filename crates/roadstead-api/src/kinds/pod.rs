@@ -1,14 +1,15 @@
 //! Pod: processes that share an address.
 
 use jiff::Timestamp;
+use roadstead_schema::age::age_of;
+use roadstead_schema::invalid::Causes;
+use roadstead_schema::json::{Pointer, child, default_blank, default_to};
 use serde_json::{Value, json};
 
-use crate::age::age_of;
-use crate::invalid::Causes;
-use crate::kind::{Column, Info, Kind, age_cell, name_cell, or_none};
+use crate::kind::{Info, Kind};
 use crate::kinds::pod_spec;
-use crate::look::{Look, child, default_blank, default_to};
 use crate::quantity;
+use crate::table::{AGE, Cell, Column, ColumnCell, NAME};
 
 pub(super) struct Pod;
 
@@ -86,37 +87,20 @@ impl Kind for Pod {
         validate_ephemeral_containers(old, object, causes);
     }
 
-    fn columns(&self) -> &'static [Column] {
+    fn table(&self) -> &'static [ColumnCell] {
         const {
             &[
-                Column::text("Name"),
-                Column::text("Ready"),
-                Column::text("Status"),
-                Column::text("Restarts"),
-                Column::text("Age"),
-                Column::wide("IP"),
-                Column::wide("Node"),
-                Column::wide("Nominated Node"),
-                Column::wide("Readiness Gates"),
+                NAME,
+                (Column::text("Ready"), Cell::Made(ready)),
+                (Column::text("Status"), Cell::Made(status)),
+                (Column::text("Restarts"), Cell::Timed(restarts)),
+                AGE,
+                (Column::wide("IP"), Cell::Text("/status/podIP")),
+                (Column::wide("Node"), Cell::Text("/spec/nodeName")),
+                (Column::wide("Nominated Node"), Cell::Text("/status/nominatedNodeName")),
+                (Column::wide("Readiness Gates"), Cell::Made(|_| "<none>".into())),
             ]
         }
-    }
-
-    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
-        let containers = object.list("/spec/containers").len();
-        let ready = object.list("/status/containerStatuses").iter();
-        let ready = ready.filter(|s| s.flag("/ready") && s.has("/state/running")).count();
-        vec![
-            name_cell(object),
-            json!(format!("{ready}/{containers}")),
-            json!(status(object)),
-            json!(restarts(object, now)),
-            age_cell(object, now),
-            or_none(object.text("/status/podIP")),
-            or_none(object.text("/spec/nodeName")),
-            or_none(object.text("/status/nominatedNodeName")),
-            json!("<none>"),
-        ]
     }
 
     fn selectable(&self) -> &'static [(&'static str, &'static str)] {
@@ -131,6 +115,14 @@ impl Kind for Pod {
             ("status.nominatedNodeName", "/status/nominatedNodeName"),
         ]
     }
+}
+
+/// `1/2`: how many containers are ready, and how many there are.
+fn ready(pod: &Value) -> String {
+    let ready = lasting_statuses(pod);
+    let ready = ready.filter(|s| s.flag("/ready") && s.has("/state/running")).count();
+    let sidecars = pod.list("/spec/initContainers").iter().filter(|own| is_sidecar(own)).count();
+    format!("{ready}/{}", pod.list("/spec/containers").len() + sidecars)
 }
 
 /// One address and many say the same; where they do not, old node agents meant the one.
@@ -192,7 +184,7 @@ pub fn tolerate_lost_nodes(spec: &mut Value) {
 }
 
 /// How well a pod says what it needs: who is sacrificed first when a node has too little.
-fn service_class(pod: &Value) -> &'static str {
+pub fn service_class(pod: &Value) -> &'static str {
     let all = pod.list("/spec/containers").iter().chain(pod.list("/spec/initContainers"));
     let all: Vec<_> = all.collect();
     let amount = |container: &Value, place: &str| {
@@ -246,15 +238,21 @@ fn validate_changes(old: &Value, new: &Value, causes: &mut Causes) {
         let detail = "existing toleration can not be modified except its tolerationSeconds";
         causes.forbidden("spec.tolerations", detail);
     }
+    let known = old.list("/spec/schedulingGates");
+    for gate in new.list("/spec/schedulingGates").iter().filter(|gate| !known.contains(gate)) {
+        let name = gate.text("/name");
+        let detail = format!("only deletion is allowed, but found new scheduling gate '{name}'");
+        causes.forbidden("spec.schedulingGates", &detail);
+    }
 }
 
-/// What of a pod's spec can never change: all but images, tolerations and the deadline. A grace
+/// What of a pod's spec can never change: all but images, tolerations, gates and the deadline. A grace
 /// period that makes no sense may be made to.
 fn frozen(pod: &Value) -> Value {
     let mut spec = pod["spec"].clone();
     let grace = spec.int("/terminationGracePeriodSeconds");
     if let Value::Object(fields) = &mut spec {
-        for free in ["activeDeadlineSeconds", "tolerations"] {
+        for free in ["activeDeadlineSeconds", "tolerations", "schedulingGates"] {
             fields.remove(free);
         }
         if grace < 0 {
@@ -268,12 +266,31 @@ fn frozen(pod: &Value) -> Value {
     spec
 }
 
+fn is_sidecar(container: &Value) -> bool {
+    container.text("/restartPolicy") == "Always"
+}
+
+/// The statuses of the containers that are meant to go on: all but ordinary init containers.
+fn lasting_statuses(pod: &Value) -> impl Iterator<Item = &Value> {
+    let all = pod.list("/spec/initContainers");
+    let is_lasting =
+        |status: &&Value| all.iter().any(|own| own["name"] == status["name"] && is_sidecar(own));
+    let sidecars = pod.list("/status/initContainerStatuses").iter().filter(is_lasting);
+    sidecars.chain(pod.list("/status/containerStatuses"))
+}
+
+fn has_condition(pod: &Value, condition: &str, field: &str, value: &str) -> bool {
+    let mut all = pod.list("/status/conditions").iter();
+    all.any(|known| known["type"] == condition && known[field] == value)
+}
+
 /// How far a pod is whose first containers have not all done their work.
 fn initializing(pod: &Value) -> Option<String> {
+    if has_condition(pod, "Initialized", "status", "True") {
+        return None;
+    }
     let all = pod.list("/spec/initContainers");
-    let lasting = |name: &str| {
-        all.iter().any(|own| own.text("/name") == name && own.text("/restartPolicy") == "Always")
-    };
+    let lasting = |name: &str| all.iter().any(|own| own.text("/name") == name && is_sidecar(own));
     let statuses = pod.list("/status/initContainerStatuses").iter().enumerate();
     let done = |status: &Value| {
         let state = &status["state"];
@@ -299,6 +316,9 @@ fn status(pod: &Value) -> String {
     }
     let reason = pod.text("/status/reason");
     let mut word = if reason.is_empty() { pod.text("/status/phase") } else { reason }.to_owned();
+    if has_condition(pod, "PodScheduled", "reason", "SchedulingGated") {
+        word = "SchedulingGated".into();
+    }
     if let Some(step) = initializing(pod) {
         return step;
     }
@@ -319,8 +339,7 @@ fn status(pod: &Value) -> String {
         }
     }
     if word == "Completed" && running {
-        let ready = pod.list("/status/conditions").iter();
-        let ready = ready.filter(|c| c["type"] == "Ready").any(|c| c["status"] == "True");
+        let ready = has_condition(pod, "Ready", "status", "True");
         word = if ready { "Running" } else { "NotReady" }.into();
     }
     word
@@ -328,8 +347,11 @@ fn status(pod: &Value) -> String {
 
 /// `0`, or `3 (2m ago)`.
 fn restarts(pod: &Value, now: Timestamp) -> String {
-    let containers = pod.list("/status/containerStatuses");
-    let count: i64 = containers.iter().map(|c| c.int("/restartCount")).sum();
+    let containers: Vec<_> = match initializing(pod) {
+        Some(_) => pod.list("/status/initContainerStatuses").iter().collect(),
+        None => lasting_statuses(pod).collect(),
+    };
+    let count = containers.iter().map(|c| c.int("/restartCount")).fold(0, i64::saturating_add);
     let last = containers.iter().map(|c| c.text("/lastState/terminated/finishedAt")).max();
     match last {
         Some(last) if count > 0 && !last.is_empty() => {
@@ -418,6 +440,16 @@ fn what_may_change() {
             json!({"activeDeadlineSeconds": null}),
             "spec.activeDeadlineSeconds: Invalid value: null: must not update from a positive",
         ),
+        (
+            json!({"schedulingGates": [{"name": "a"}, {"name": "b"}]}),
+            json!({"schedulingGates": [{"name": "b"}]}),
+            "",
+        ),
+        (
+            json!({}),
+            json!({"schedulingGates": [{"name": "a"}]}),
+            "spec.schedulingGates: Forbidden: only deletion is allowed, but found new scheduling gate 'a'",
+        ),
         (json!({}), json!({"tolerations": [{"key": "b"}, {"key": "a"}]}), ""),
         (
             json!({}),
@@ -432,6 +464,51 @@ fn what_may_change() {
         let found = found.join("; ");
         assert!(found.contains(want) && found.is_empty() == want.is_empty(), "{new}: {found}");
     }
+}
+
+#[test]
+fn sidecars_are_containers_too() {
+    let state = |name: &str, ready: bool, state: Value, restarts: i64| {
+        json!({"name": name, "ready": ready, "started": ready, "restartCount": restarts,
+               "state": state})
+    };
+    let ended =
+        |code: i64, reason: &str| json!({"terminated": {"exitCode": code, "reason": reason}});
+    let running = json!({"running": {}});
+    let done = state("i", true, ended(0, "Completed"), 2);
+    for (initialized, sidecar, main, want) in [
+        (
+            "True",
+            state("s", true, running.clone(), 1),
+            state("a", true, running.clone(), 1),
+            "2/2 Running 2",
+        ),
+        (
+            "True",
+            state("s", false, ended(143, "Error"), 1),
+            state("a", false, ended(0, "Completed"), 0),
+            "0/2 Completed 1",
+        ),
+        (
+            "False",
+            state("s", false, json!({}), 1),
+            state("a", false, json!({}), 0),
+            "0/2 Init:1/2 3",
+        ),
+    ] {
+        let pod = json!({
+            "spec": {"containers": [{"name": "a"}],
+                     "initContainers": [{"name": "i"}, {"name": "s", "restartPolicy": "Always"}]},
+            "status": {"phase": "Running", "initContainerStatuses": [done, sidecar],
+                "containerStatuses": [main],
+                "conditions": [{"type": "Initialized", "status": initialized}]}});
+        let found =
+            format!("{} {} {}", ready(&pod), status(&pod), restarts(&pod, Timestamp::UNIX_EPOCH));
+        assert_eq!(found, want);
+    }
+    let gated = json!({"status": {"phase": "Pending", "conditions": [
+        {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]}});
+    assert_eq!(status(&gated), "SchedulingGated");
 }
 
 #[test]

@@ -2,14 +2,15 @@
 
 use std::collections::BTreeSet;
 
+use roadstead_schema::invalid::Causes;
+use roadstead_schema::json::{Pointer, child, children, default_blank, default_to};
 use serde_json::{Value, json};
 
-use crate::invalid::Causes;
-use crate::look::{Look, child, children, default_blank, default_to};
+use crate::kinds::port_fields;
 use crate::names;
 
 /// Fills in what the author of a pod, or of a template, left out.
-pub fn default(spec: &mut Value) {
+pub(super) fn default(spec: &mut Value) {
     // One is another name of the other.
     let names = [spec.text("/serviceAccountName"), spec.text("/serviceAccount")];
     let name = names.into_iter().find(|name| !name.is_empty()).map(str::to_owned);
@@ -33,7 +34,7 @@ pub fn default(spec: &mut Value) {
 }
 
 /// Fills in what only pods get, and not the templates of pods.
-pub fn default_pod(spec: &mut Value) {
+pub(super) fn default_pod(spec: &mut Value) {
     if spec.int("/terminationGracePeriodSeconds") < 0 {
         spec["terminationGracePeriodSeconds"] = 1.into();
     }
@@ -157,7 +158,7 @@ fn is_latest(image: &str) -> bool {
 }
 
 /// Says what is wrong with a pod.
-pub fn validate(spec: &Value, field: &str, causes: &mut Causes) {
+pub(super) fn validate(spec: &Value, field: &str, causes: &mut Causes) {
     if spec.list("/containers").is_empty() {
         causes.required(format!("{field}.containers"), "");
     }
@@ -233,9 +234,7 @@ fn validate_container<'a>(
     if name.is_empty() {
         causes.required(format!("{field}.name"), "");
     } else {
-        for wrong in names::label(name) {
-            causes.invalid(format!("{field}.name"), &json!(name), wrong);
-        }
+        names::check(names::label, format!("{field}.name"), name, causes);
         if !seen.insert(name) {
             causes.duplicate(format!("{field}.name"), &json!(name));
         }
@@ -248,28 +247,14 @@ fn validate_container<'a>(
         let number = port.int("/containerPort");
         if number == 0 {
             causes.required(format!("{field}.containerPort"), "");
-        } else if !(1..=65535).contains(&number) {
-            let range = "must be between 1 and 65535, inclusive";
-            causes.invalid(format!("{field}.containerPort"), &json!(number), range);
+        } else {
+            port_fields::number(port, "containerPort", &field, causes);
         }
         if port.has("/name") {
-            for wrong in names::port(port.text("/name")) {
-                causes.invalid(format!("{field}.name"), &port["name"], wrong);
-            }
+            names::check(names::port, format!("{field}.name"), port.text("/name"), causes);
         }
-        if !["TCP", "UDP", "SCTP"].contains(&port.text("/protocol")) {
-            let supported = ["SCTP", "TCP", "UDP"];
-            causes.unsupported(format!("{field}.protocol"), &port["protocol"], &supported);
-        }
+        port_fields::protocol(port, &field, causes);
     }
-}
-
-/// The cells `Containers` and `Images` of everything that has a pod template.
-pub fn containers_and_images(object: &Value) -> [Value; 2] {
-    ["name", "image"].map(|field| {
-        let containers = object.list("/spec/template/spec/containers").iter();
-        json!(containers.filter_map(|c| c[field].as_str()).collect::<Vec<_>>().join(","))
-    })
 }
 
 #[test]

@@ -1,14 +1,68 @@
 //! What roles and bindings must look like.
 
+use roadstead_schema::invalid::Causes;
+use roadstead_schema::json::{Pointer, child, children, default_to};
 use serde_json::Value;
 
-use crate::invalid::Causes;
-use crate::look::{Look, child, children, default_to};
+use crate::kinds::cells;
+use crate::kinds::plain::{PlainKind, cluster, namespaced, shown};
+use crate::table::{AGE, Cell, Column, ColumnCell, NAME};
 
-pub(super) const GROUP: &str = "rbac.authorization.k8s.io";
+const GROUP: &str = "rbac.authorization.k8s.io";
+
+const CREATED_AT: &[ColumnCell] =
+    &[NAME, (Column::text("Created At"), Cell::Plain("/metadata/creationTimestamp"))];
+const BINDING: &[ColumnCell] = &[
+    NAME,
+    (
+        Column::text("Role"),
+        Cell::Made(|binding| {
+            format!("{}/{}", binding.text("/roleRef/kind"), binding.text("/roleRef/name"))
+        }),
+    ),
+    AGE,
+    (Column::wide("Users"), Cell::Made(|binding| cells::subjects(binding, "User"))),
+    (Column::wide("Groups"), Cell::Made(|binding| cells::subjects(binding, "Group"))),
+    (
+        Column::wide("ServiceAccounts"),
+        Cell::Made(|binding| cells::subjects(binding, "ServiceAccount")),
+    ),
+];
+
+/// All of them.
+pub(super) static ALL: [PlainKind; 4] = [
+    PlainKind {
+        check: validate_role,
+        ..shown(namespaced(GROUP, "Role", "roles", "role").with_path_names(), CREATED_AT)
+    },
+    PlainKind {
+        default: default_binding,
+        check: validate_role_binding,
+        ..shown(
+            namespaced(GROUP, "RoleBinding", "rolebindings", "rolebinding").with_path_names(),
+            BINDING,
+        )
+    },
+    PlainKind {
+        check: validate_role,
+        ..shown(
+            cluster(GROUP, "ClusterRole", "clusterroles", "clusterrole").with_path_names(),
+            CREATED_AT,
+        )
+    },
+    PlainKind {
+        default: default_binding,
+        check: validate_cluster_binding,
+        ..shown(
+            cluster(GROUP, "ClusterRoleBinding", "clusterrolebindings", "clusterrolebinding")
+                .with_path_names(),
+            BINDING,
+        )
+    },
+];
 
 /// Fills in the groups that a binding may leave out.
-pub(super) fn default_binding(binding: &mut Value) {
+fn default_binding(binding: &mut Value) {
     default_to(child(binding, "roleRef"), "apiGroup", GROUP);
     for subject in children(binding, "subjects") {
         if matches!(subject.text("/kind"), "User" | "Group") {
@@ -18,12 +72,12 @@ pub(super) fn default_binding(binding: &mut Value) {
 }
 
 /// A RoleBinding may refer to either kind of role.
-pub(super) fn validate_role_binding(binding: &Value, old: Option<&Value>, causes: &mut Causes) {
+fn validate_role_binding(binding: &Value, old: Option<&Value>, causes: &mut Causes) {
     validate_binding(binding, old, &["Role", "ClusterRole"], causes);
 }
 
 /// A ClusterRoleBinding may not refer to a role of some namespace.
-pub(super) fn validate_cluster_binding(binding: &Value, old: Option<&Value>, causes: &mut Causes) {
+fn validate_cluster_binding(binding: &Value, old: Option<&Value>, causes: &mut Causes) {
     validate_binding(binding, old, &["ClusterRole"], causes);
 }
 
@@ -45,7 +99,7 @@ fn validate_binding(binding: &Value, old: Option<&Value>, kinds: &[&str], causes
 }
 
 /// Rules need verbs, and say what they are about.
-pub(super) fn validate_role(role: &Value, _: Option<&Value>, causes: &mut Causes) {
+fn validate_role(role: &Value, _: Option<&Value>, causes: &mut Causes) {
     if role.has("/aggregationRule") && role.list("/aggregationRule/clusterRoleSelectors").is_empty()
     {
         let detail = "at least one clusterRoleSelector required if aggregationRule is non-nil";

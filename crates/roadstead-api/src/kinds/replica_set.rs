@@ -1,14 +1,15 @@
 //! ReplicaSet: a number of pods that are alike.
 
-use jiff::Timestamp;
+use roadstead_schema::invalid::Causes;
+use roadstead_schema::json::{child, default_to};
 use serde_json::{Value, json};
 
-use crate::invalid::Causes;
-use crate::kind::{Column, Info, Kind, age_cell, name_cell};
-use crate::kinds::{deployment, pod_spec};
-use crate::look::{Look, child, default_to};
+use crate::kind::{Info, Kind};
+use crate::kinds::workload::{CONTAINERS, IMAGES, SELECTOR};
+use crate::kinds::{pod_spec, workload};
+use crate::table::{AGE, Cell, Column, ColumnCell, NAME};
 
-pub struct ReplicaSet;
+pub(super) struct ReplicaSet;
 
 static INFO: Info = Info {
     short_names: &["rs"],
@@ -35,36 +36,22 @@ impl Kind for ReplicaSet {
     }
 
     fn validate(&self, object: &Value, old: Option<&Value>, causes: &mut Causes) {
-        deployment::validate_workload(object, old, causes);
+        workload::validate(object, old, causes);
     }
 
-    fn columns(&self) -> &'static [Column] {
+    fn table(&self) -> &'static [ColumnCell] {
         const {
             &[
-                Column::text("Name"),
-                Column::int("Desired"),
-                Column::int("Current"),
-                Column::int("Ready"),
-                Column::text("Age"),
-                Column::wide("Containers"),
-                Column::wide("Images"),
-                Column::wide("Selector"),
+                NAME,
+                (Column::int("Desired"), Cell::Int("/spec/replicas")),
+                (Column::int("Current"), Cell::Int("/status/replicas")),
+                (Column::int("Ready"), Cell::Int("/status/readyReplicas")),
+                AGE,
+                CONTAINERS,
+                IMAGES,
+                SELECTOR,
             ]
         }
-    }
-
-    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
-        let [containers, images] = pod_spec::containers_and_images(object);
-        vec![
-            name_cell(object),
-            json!(object.int("/spec/replicas")),
-            json!(object.int("/status/replicas")),
-            json!(object.int("/status/readyReplicas")),
-            age_cell(object, now),
-            containers,
-            images,
-            deployment::selector_cell(object),
-        ]
     }
 
     fn selectable(&self) -> &'static [(&'static str, &'static str)] {

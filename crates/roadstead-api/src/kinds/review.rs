@@ -3,7 +3,7 @@
 use crate::kind::{Info, Kind};
 
 /// A kind of question.
-pub struct Review(Info);
+pub(super) struct Review(Info);
 
 impl Kind for Review {
     fn info(&self) -> &Info {
@@ -20,7 +20,7 @@ const AUTHENTICATION: &str = "authentication.k8s.io";
 const AUTHORIZATION: &str = "authorization.k8s.io";
 
 /// All of them.
-pub static ALL: [Review; 6] = [
+pub(super) static ALL: [Review; 6] = [
     review(AUTHENTICATION, "SelfSubjectReview", "selfsubjectreviews"),
     review(AUTHENTICATION, "TokenReview", "tokenreviews"),
     review(AUTHORIZATION, "SelfSubjectAccessReview", "selfsubjectaccessreviews"),

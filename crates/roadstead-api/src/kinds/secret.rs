@@ -1,15 +1,15 @@
 //! Secret: a ConfigMap for what nobody should read by accident.
 
-use jiff::Timestamp;
-use serde_json::{Value, json};
+use roadstead_schema::invalid::Causes;
+use roadstead_schema::json::{Pointer, child, default_to};
+use roadstead_schema::protobuf::base64;
+use serde_json::Value;
 
-use crate::invalid::Causes;
-use crate::kind::{Column, Info, Kind, age_cell, name_cell};
+use crate::kind::{Info, Kind};
 use crate::kinds::contents;
-use crate::look::{Look, child, default_to};
-use crate::protobuf::base64;
+use crate::table::{AGE, Cell, Column, ColumnCell, NAME};
 
-pub struct Secret;
+pub(super) struct Secret;
 
 static INFO: Info = Info::new("", "v1", "Secret", "secrets", "secret");
 
@@ -39,13 +39,15 @@ impl Kind for Secret {
         }
     }
 
-    fn columns(&self) -> &'static [Column] {
-        const { &[Column::text("Name"), Column::text("Type"), Column::int("Data"), Column::text("Age")] }
-    }
-
-    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
-        let entries = object.fields("/data").count();
-        vec![name_cell(object), object["type"].clone(), json!(entries), age_cell(object, now)]
+    fn table(&self) -> &'static [ColumnCell] {
+        const {
+            &[
+                NAME,
+                (Column::text("Type"), Cell::Value("/type")),
+                (Column::int("Data"), Cell::CountIn(&["/data"])),
+                AGE,
+            ]
+        }
     }
 
     fn selectable(&self) -> &'static [(&'static str, &'static str)] {
@@ -76,6 +78,7 @@ fn required(ty: &str) -> &'static [&'static str] {
 
 #[test]
 fn texts_become_data() {
+    use serde_json::json;
     let mut secret =
         json!({"data": {"a": "b2xk", "b": "YQ=="}, "stringData": {"a": "new", "c": ""}});
     Secret.default(&mut secret);
@@ -85,6 +88,7 @@ fn texts_become_data() {
 
 #[test]
 fn mistakes() {
+    use serde_json::json;
     let frozen = json!({"immutable": true, "type": "Opaque", "data": {"a": "YQ=="}});
     let cases = [
         (

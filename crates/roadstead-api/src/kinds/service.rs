@@ -6,12 +6,12 @@
 
 use std::collections::BTreeSet;
 
-use jiff::Timestamp;
+use roadstead_schema::invalid::Causes;
+use roadstead_schema::json::{Pointer, child, children, default_to};
 use serde_json::{Value, json};
 
-use crate::invalid::Causes;
-use crate::kind::{Column, Info, Kind, NameRule, age_cell, labels_cell, name_cell, or_none};
-use crate::look::{Look, child, children, default_to};
+use crate::kind::{Info, Kind, NameRule};
+use crate::table::{AGE, Cell, Column, ColumnCell, NAME};
 use crate::{metadata, names};
 
 mod addresses;
@@ -86,30 +86,18 @@ impl Kind for Service {
         status::warnings(object)
     }
 
-    fn columns(&self) -> &'static [Column] {
+    fn table(&self) -> &'static [ColumnCell] {
         const {
             &[
-                Column::text("Name"),
-                Column::text("Type"),
-                Column::text("Cluster-IP"),
-                Column::text("External-IP"),
-                Column::text("Port(s)"),
-                Column::text("Age"),
-                Column::wide("Selector"),
+                NAME,
+                (Column::text("Type"), Cell::Value("/spec/type")),
+                (Column::text("Cluster-IP"), Cell::Text("/spec/clusterIP")),
+                (Column::text("External-IP"), Cell::Made(external_address)),
+                (Column::text("Port(s)"), Cell::MadeOrNone(ports_cell)),
+                AGE,
+                (Column::wide("Selector"), Cell::Labels("/spec/selector")),
             ]
         }
-    }
-
-    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
-        vec![
-            name_cell(object),
-            object["spec"]["type"].clone(),
-            or_none(object.text("/spec/clusterIP")),
-            json!(external_address(object)),
-            or_none(ports_cell(object)),
-            age_cell(object, now),
-            labels_cell(object, "/spec/selector"),
-        ]
     }
 
     fn selectable(&self) -> &'static [(&'static str, &'static str)] {
@@ -128,7 +116,7 @@ pub fn is_on_nodes(spec: &Value) -> bool {
 }
 
 /// Whether something outside the cluster may come in through the Service.
-pub fn is_reachable_from_outside(spec: &Value) -> bool {
+pub(crate) fn is_reachable_from_outside(spec: &Value) -> bool {
     is_on_nodes(spec)
         || (spec.text("/type") == "ClusterIP" && !spec.list("/externalIPs").is_empty())
 }
@@ -216,9 +204,7 @@ fn validate_type(spec: &Value, causes: &mut Causes) {
     if name.is_empty() {
         causes.required("spec.externalName", "");
     } else {
-        for wrong in names::subdomain(name) {
-            causes.invalid("spec.externalName", &json!(name), wrong);
-        }
+        names::check(names::subdomain, "spec.externalName", name, causes);
     }
 }
 

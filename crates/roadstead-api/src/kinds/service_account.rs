@@ -2,7 +2,7 @@
 
 use crate::kind::{Info, Kind};
 
-pub struct ServiceAccount;
+pub(super) struct ServiceAccount;
 
 static INFO: Info = Info {
     short_names: &["sa"],

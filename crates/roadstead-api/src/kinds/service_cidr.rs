@@ -3,19 +3,19 @@
 //! A range can be used from the moment it exists, so it is born ready, and held by a finalizer
 //! until nobody has an address that only this range contains.
 
-use jiff::Timestamp;
+use roadstead_schema::invalid::Causes;
+use roadstead_schema::json::Pointer;
 use serde_json::{Value, json};
 
-use crate::invalid::Causes;
 use crate::ip::{self, Family};
-use crate::kind::{Column, Info, Kind, METADATA, age_cell, name_cell};
-use crate::look::Look;
+use crate::kind::{Info, Kind, METADATA};
+use crate::table::{AGE, Cell, Column, ColumnCell, NAME};
 
 /// What keeps a range until its addresses are given back.
 pub const FINALIZER: &str = "networking.k8s.io/service-cidr-finalizer";
 
 /// The kind itself.
-pub struct ServiceCidr;
+pub(super) struct ServiceCidr;
 
 static INFO: Info = Info {
     namespaced: false,
@@ -66,15 +66,14 @@ impl Kind for ServiceCidr {
 
     fn validate_status(&self, _: &Value, _: &Value, _: &mut Causes) {}
 
-    fn columns(&self) -> &'static [Column] {
-        const { &[Column::text("Name"), Column::text("CIDRs"), Column::text("Age")] }
+    fn table(&self) -> &'static [ColumnCell] {
+        const { &[NAME, (Column::text("CIDRs"), Cell::Made(ranges)), AGE] }
     }
+}
 
-    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
-        let ranges = object.list("/spec/cidrs").iter().filter_map(Value::as_str);
-        let ranges = ranges.collect::<Vec<_>>().join(",");
-        vec![name_cell(object), json!(ranges), age_cell(object, now)]
-    }
+fn ranges(object: &Value) -> String {
+    let ranges = object.list("/spec/cidrs").iter().filter_map(Value::as_str);
+    ranges.collect::<Vec<_>>().join(",")
 }
 
 /// The condition of a range that can be used.

@@ -1,7 +1,7 @@
 //! As much of DER, the encoding of certificates, as it takes to write one.
 
 /// A value with its tag and its length.
-pub fn tagged(tag: u8, content: &[u8]) -> Vec<u8> {
+pub(crate) fn tagged(tag: u8, content: &[u8]) -> Vec<u8> {
     let mut bytes = vec![tag];
     match content.len() {
         short @ ..0x80 => bytes.push(u8::try_from(short).expect("less than 128")),
@@ -17,22 +17,22 @@ pub fn tagged(tag: u8, content: &[u8]) -> Vec<u8> {
 }
 
 /// Values one after the other.
-pub fn sequence(parts: &[&[u8]]) -> Vec<u8> {
+pub(super) fn sequence(parts: &[&[u8]]) -> Vec<u8> {
     tagged(0x30, &parts.concat())
 }
 
 /// Whole bytes.
-pub fn bits(content: &[u8]) -> Vec<u8> {
+pub(super) fn bits(content: &[u8]) -> Vec<u8> {
     tagged(0x03, &[&[0][..], content].concat())
 }
 
 /// A value inside of a value that does not look into it.
-pub fn octets(content: &[u8]) -> Vec<u8> {
+pub(super) fn octets(content: &[u8]) -> Vec<u8> {
     tagged(0x04, content)
 }
 
 /// A number that is not negative.
-pub fn integer(bytes: &[u8]) -> Vec<u8> {
+pub(super) fn integer(bytes: &[u8]) -> Vec<u8> {
     let digits = &bytes[bytes.iter().take_while(|byte| **byte == 0).count()..];
     match digits.first() {
         None => tagged(0x02, &[0]),
@@ -42,7 +42,7 @@ pub fn integer(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// A moment: two digits of the year until 2049, and four from then on.
-pub fn time(moment: jiff::Timestamp) -> Vec<u8> {
+pub(super) fn time(moment: jiff::Timestamp) -> Vec<u8> {
     let long = moment.strftime("%Y%m%d%H%M%SZ").to_string();
     match &long[..4] < "2050" {
         true => tagged(0x17, &long.as_bytes()[2..]),

@@ -1,6 +1,8 @@
 //! A request for a certificate, taken apart.
 
-use roadstead_plan::certificate::{Contents, Names};
+use std::net::{IpAddr, Ipv4Addr};
+
+use roadstead_plan::certificate_signing::{Contents, Names};
 use x509_parser::cri_attributes::ParsedCriAttribute;
 use x509_parser::extensions::{GeneralName, ParsedExtension, X509Extension};
 use x509_parser::pem::parse_x509_pem;
@@ -41,6 +43,8 @@ impl Request {
             .collect();
         let contents = Contents {
             names: count(&extensions),
+            dns_names: dns_names(&extensions),
+            addresses: addresses(&extensions),
             ..subject(&request.certification_request_info.subject)
         };
         Ok(Self {
@@ -67,24 +71,50 @@ fn subject(name: &X509Name<'_>) -> Contents {
     Contents {
         common_name: common_name.unwrap_or("").to_owned(),
         organizations: organizations.map(str::to_owned).collect(),
-        names: Names::default(),
+        ..Contents::default()
     }
+}
+
+fn all_names<'a>(
+    extensions: &'a [&X509Extension<'a>],
+) -> impl Iterator<Item = &'a GeneralName<'a>> {
+    let names = extensions.iter().filter_map(|extension| match extension.parsed_extension() {
+        ParsedExtension::SubjectAlternativeName(alternatives) => Some(&alternatives.general_names),
+        _ => None,
+    });
+    names.flatten()
+}
+
+fn dns_names(extensions: &[&X509Extension<'_>]) -> Vec<String> {
+    let dns = all_names(extensions).filter_map(|name| match name {
+        GeneralName::DNSName(name) => Some((*name).to_owned()),
+        _ => None,
+    });
+    dns.collect()
+}
+
+/// What is no address of either family is unspecified, which nobody gets.
+fn addresses(extensions: &[&X509Extension<'_>]) -> Vec<IpAddr> {
+    let addresses = all_names(extensions).filter_map(|name| match name {
+        GeneralName::IPAddress(octets) => Some(*octets),
+        _ => None,
+    });
+    let address = |octets: &[u8]| -> IpAddr {
+        let four = <[u8; 4]>::try_from(octets).map(IpAddr::from);
+        let six = || <[u8; 16]>::try_from(octets).map(IpAddr::from);
+        four.or_else(|_| six()).unwrap_or(Ipv4Addr::UNSPECIFIED.into())
+    };
+    addresses.map(address).collect()
 }
 
 fn count(extensions: &[&X509Extension<'_>]) -> Names {
     let mut names = Names::default();
-    for extension in extensions {
-        let ParsedExtension::SubjectAlternativeName(alternatives) = extension.parsed_extension()
-        else {
-            continue;
-        };
-        for name in &alternatives.general_names {
-            match name {
-                GeneralName::DNSName(_) => names.dns += 1,
-                GeneralName::IPAddress(_) => names.addresses += 1,
-                GeneralName::RFC822Name(_) => names.emails += 1,
-                _ => names.uris += 1,
-            }
+    for name in all_names(extensions) {
+        match name {
+            GeneralName::DNSName(_) => names.dns += 1,
+            GeneralName::IPAddress(_) => names.addresses += 1,
+            GeneralName::RFC822Name(_) => names.emails += 1,
+            _ => names.uris += 1,
         }
     }
     names

@@ -8,7 +8,7 @@ use rcgen::{
     KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, PKCS_ED25519, PKCS_RSA_SHA256,
     PublicKeyData, SigningKey,
 };
-use roadstead_plan::certificate::Usages;
+use roadstead_plan::certificate_signing::Usages;
 use uuid::Uuid;
 use x509_parser::extensions::ParsedExtension;
 use x509_parser::pem::{Pem, parse_x509_pem};

@@ -1,45 +1,40 @@
 //! From what is known about a Service to the writes that its endpoints need.
 
-use std::collections::{BTreeSet, HashMap};
-use std::sync::Arc;
-
 use k8s_openapi::api::core::v1::{Endpoints, Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::ResourceExt;
 use roadstead_api::key::ObjectKey;
-use roadstead_api::selector::Labels;
-use roadstead_plan::advice::{self, Advice, is_endpoints_by_hand, is_slice_by_hand};
-use roadstead_plan::backend::Backend;
+use roadstead_plan::endpoint_warnings::{
+    self, EndpointWarning, is_endpoints_by_hand, is_slice_by_hand,
+};
 use roadstead_plan::endpoints::{self, EndpointsPlan};
 use roadstead_plan::endpointslice::hints::{Mode, Note};
-use roadstead_plan::endpointslice::{self as slices, Input, MANAGED_BY, SlicePlan};
-use roadstead_plan::mirror::{self, MirrorPlan};
-use roadstead_plan::selection::Labelled;
-use roadstead_watch::cache::Cache;
-use roadstead_watch::events::{About, Happening, Severity};
+use roadstead_plan::endpointslice::{self as slices, Input, SlicePlan};
+use roadstead_plan::endpointslice_mirroring::{self, MirrorPlan};
+use roadstead_watch::events::{EventDraft, InvolvedObject, Severity};
 use roadstead_watch::informer::key_of;
 use roadstead_watch::write::{Collection, Write};
 use tokio::time::Instant;
 
-use super::{State, Work, distribution, selector, slices_of};
-use crate::metrics::{Sync, Totals, Writer};
-use crate::runner::Plan;
+use super::{ServiceWork, State, distribution, selector};
+use crate::metrics::{SliceWriter, Sync, Totals};
+use crate::runner::WritePlan;
 
 impl State {
-    pub(super) fn plan_slices(&mut self, work: &Work) -> Plan {
+    pub(super) fn plan_slices(&mut self, work: &ServiceWork) -> WritePlan<ServiceWork> {
         let key = &work.key;
-        let Some(service) = self.services.get(key).cloned() else {
+        let Some(service) = self.services.cache.get(key).cloned() else {
             // The garbage collector removes the slices.
             self.slice_triggers.forget(key);
-            self.told.retain(|(told, _), _| told != key);
-            self.count(Writer::Slices, work, None);
-            return Plan::none();
+            self.told.hints.retain(|(told, _), _| told != key);
+            self.count(SliceWriter::Slices, work, None);
+            return WritePlan::none();
         };
-        let Some(selector) = selector(&service) else { return Plan::none() };
-        let pods = selected(&self.by_label, key, selector);
-        let own = managed(&self.slices_of, &self.slices, key, slices::CONTROLLER);
+        let Some(selector) = selector(&service) else { return WritePlan::none() };
+        let pods = self.pods.selected(key, selector);
+        let own = self.slices.managed(key, slices::CONTROLLER);
         let node = |name: &str| -> Option<&Node> {
-            self.nodes.get(&ObjectKey::new("", name)).map(AsRef::as_ref)
+            self.nodes.cache.get(&ObjectKey::new("", name)).map(AsRef::as_ref)
         };
         let trigger = self.slice_triggers.observe(key, &service, &pods);
         let plan = slices::plan(&Input {
@@ -48,35 +43,40 @@ impl State {
             node: &node,
             slices: &own,
             max_endpoints: self.config.max_endpoints,
-            topology: &self.topology,
+            topology: &self.nodes.topology,
             trigger,
         });
-        self.metrics.synced(Writer::Slices, &sync(&service, &plan));
+        self.metrics.synced(SliceWriter::Slices, &sync(&service, &plan));
         let counts = plan.counts;
         let (endpoints, desired) = (counts.endpoints, counts.desired_slices);
         self.count(
-            Writer::Slices,
+            SliceWriter::Slices,
             work,
             Some(Totals { endpoints, slices: counts.slices, desired }),
         );
-        let about = About::object(&*service);
+        let about = InvolvedObject::of(&*service);
         let beginning = format!("Error updating Endpoint Slices for Service {key}");
         let missing: Vec<_> = plan.missing_nodes.iter().cloned().collect();
-        Plan {
+        WritePlan {
             events: self.tell(key, &about, &plan.notes),
             writes: writes(plan.create, plan.update, plan.delete, &key.namespace),
             failure: Some((about, "FailedToUpdateEndpointSlices", beginning)),
             incomplete: (!missing.is_empty())
                 .then(|| format!("pods on unknown nodes: {}", missing.join(", "))),
-            ..Plan::default()
+            ..WritePlan::default()
         }
     }
 
     /// What is news about hints.
-    fn tell(&mut self, key: &ObjectKey, about: &About, notes: &[(String, Note)]) -> Vec<Happening> {
+    fn tell(
+        &mut self,
+        key: &ObjectKey,
+        about: &InvolvedObject,
+        notes: &[(String, Note)],
+    ) -> Vec<EventDraft> {
         let mut news = Vec::new();
         for (family, note) in notes {
-            let before = self.told.insert((key.clone(), family.clone()), note.clone());
+            let before = self.told.hints.insert((key.clone(), family.clone()), note.clone());
             // Hints of another making also end, and nobody was told that they began.
             let is_end = *note == Note::ended();
             if before.as_ref() == Some(note) || (is_end && before != Some(Note::Enabled)) {
@@ -91,7 +91,7 @@ impl State {
                     (Severity::Warning, "TopologyAwareHintsDisabled", why.clone())
                 }
             };
-            news.push(Happening {
+            news.push(EventDraft {
                 about: about.clone(),
                 severity,
                 reason: reason.to_owned(),
@@ -101,57 +101,61 @@ impl State {
         news
     }
 
-    pub(super) fn plan_endpoints(&mut self, key: &ObjectKey) -> Plan {
+    pub(super) fn plan_endpoints(&mut self, key: &ObjectKey) -> WritePlan<ServiceWork> {
         let existing = self.endpoints.get(key).cloned();
-        let Some(service) = self.services.get(key).cloned() else {
+        let Some(service) = self.services.cache.get(key).cloned() else {
             self.endpoint_triggers.forget(key);
             let orphan = existing.filter(|endpoints| !endpoints::is_lock(endpoints));
             let uid = orphan.as_ref().and_then(|orphan| orphan.uid());
             let delete = || Write::delete(ENDPOINTS, key.clone(), uid.as_deref());
-            return Plan {
+            return WritePlan {
                 writes: orphan.as_ref().map(|_| delete()).into_iter().collect(),
-                ..Plan::none()
+                ..WritePlan::none()
             };
         };
-        let Some(selector) = selector(&service) else { return Plan::none() };
-        let pods = selected(&self.by_label, key, selector);
+        let Some(selector) = selector(&service) else { return WritePlan::none() };
+        let pods = self.pods.selected(key, selector);
         let trigger = self.endpoint_triggers.observe(key, &service, &pods);
-        let about = |endpoints: &Endpoints| About::object(endpoints);
+        let about = |endpoints: &Endpoints| InvolvedObject::of(endpoints);
         match endpoints::plan(&service, &pods, existing.as_deref(), trigger) {
-            EndpointsPlan::Keep => Plan::none(),
+            EndpointsPlan::Keep => WritePlan::none(),
             EndpointsPlan::Create(_) if service.metadata.deletion_timestamp.is_some() => {
-                Plan::none()
+                WritePlan::none()
             }
             EndpointsPlan::Create(made) => {
                 let beginning = format!("Failed to create endpoint for service {key}");
-                Plan {
+                WritePlan {
                     writes: vec![Write::create(&key.namespace, &made)],
                     failure: Some((about(&made), "FailedToCreateEndpoint", beginning)),
-                    ..Plan::none()
+                    ..WritePlan::none()
                 }
             }
             EndpointsPlan::Replace(made) => {
                 let beginning = format!("Failed to update endpoint {key}");
-                Plan {
+                WritePlan {
                     writes: vec![Write::replace(key.clone(), &made)],
                     failure: Some((about(&made), "FailedToUpdateEndpoint", beginning)),
-                    ..Plan::none()
+                    ..WritePlan::none()
                 }
             }
         }
     }
 
-    pub(super) fn plan_mirror(&mut self, work: &Work) -> Plan {
+    pub(super) fn plan_mirror(&mut self, work: &ServiceWork) -> WritePlan<ServiceWork> {
         let key = &work.key;
         let began = Instant::now();
-        let service = self.services.get(key).cloned();
+        let service = self.services.cache.get(key).cloned();
         let original = self.endpoints.get(key).cloned();
-        let own = managed(&self.slices_of, &self.slices, key, mirror::CONTROLLER);
+        let own = self.slices.managed(key, endpointslice_mirroring::CONTROLLER);
         if own.is_empty() && original.is_none() {
-            return Plan::none();
+            return WritePlan::none();
         }
-        let plan =
-            mirror::plan(original.as_deref(), service.as_deref(), &own, self.config.max_mirrored);
+        let plan = endpointslice_mirroring::plan(
+            original.as_deref(),
+            service.as_deref(),
+            &own,
+            self.config.max_mirrored,
+        );
         let MirrorPlan { create, update, delete, skipped, invalid, endpoints } = plan;
         let sync = Sync {
             created: create.len(),
@@ -160,13 +164,13 @@ impl State {
             ..Sync::default()
         };
         let slices = own.len() + create.len() - delete.len();
-        self.metrics.synced(Writer::Mirror, &sync);
+        self.metrics.synced(SliceWriter::Mirror, &sync);
         self.metrics.mirrored(skipped, update.len(), began.elapsed());
-        self.count(Writer::Mirror, work, Some(Totals { endpoints, slices, desired: slices }));
+        self.count(SliceWriter::Mirror, work, Some(Totals { endpoints, slices, desired: slices }));
         let mut events = Vec::new();
         if let Some(original) = original.as_deref().filter(|_| sync.created + sync.updated > 0) {
-            let warn = |reason: &str, message: String| Happening {
-                about: About::object(original),
+            let warn = |reason: &str, message: String| EventDraft {
+                about: InvolvedObject::of(original),
                 severity: Severity::Warning,
                 reason: reason.to_owned(),
                 message,
@@ -186,40 +190,47 @@ impl State {
                 warn("InvalidIPAddress", text)
             }));
         }
-        Plan { writes: writes(create, update, delete, &key.namespace), events, ..Plan::none() }
+        WritePlan {
+            writes: writes(create, update, delete, &key.namespace),
+            events,
+            ..WritePlan::none()
+        }
     }
 
     /// Says what of the endpoints that people wrote leads nowhere, once.
-    pub(super) fn plan_advice(&mut self, key: &ObjectKey) -> Plan {
-        let service = self.services.get(key).map(AsRef::as_ref);
+    pub(super) fn plan_warnings(&mut self, key: &ObjectKey) -> WritePlan<ServiceWork> {
+        let service = self.services.cache.get(key).map(AsRef::as_ref);
         let written = self.endpoints.get(key).filter(|object| is_endpoints_by_hand(object));
-        let endpoints = written
-            .map(|object| (About::object(&**object), advice::about_endpoints(object, service)));
-        let slices = self.slices_of(key).filter(|slice| is_slice_by_hand(slice));
-        let slices =
-            slices.map(|slice| (About::object(slice), advice::about_slice(slice, service)));
+        let endpoints = written.map(|object| {
+            (InvolvedObject::of(&**object), endpoint_warnings::about_endpoints(object, service))
+        });
+        let slices = self.slices.of(key).filter(|slice| is_slice_by_hand(slice));
+        let slices = slices.map(|slice| {
+            (InvolvedObject::of(slice), endpoint_warnings::about_slice(slice, service))
+        });
         let all: Vec<_> = endpoints.into_iter().chain(slices).collect();
         let mut events = Vec::new();
-        for (about, advice) in all {
-            let before = match advice.is_empty() {
-                true => self.advised.remove(&about.uid),
-                false => self.advised.insert(about.uid.clone(), advice.clone()),
+        for (about, warnings) in all {
+            let before = match warnings.is_empty() {
+                true => self.told.warnings.remove(&about.uid),
+                false => self.told.warnings.insert(about.uid.clone(), warnings.clone()),
             };
-            let news = advice.into_iter().filter(|one| !before.iter().flatten().any(|o| o == one));
-            events.extend(news.map(|Advice { reason, message }| Happening {
+            let news =
+                warnings.into_iter().filter(|one| !before.iter().flatten().any(|o| o == one));
+            events.extend(news.map(|EndpointWarning { reason, message }| EventDraft {
                 about: about.clone(),
                 severity: Severity::Warning,
                 reason: reason.to_owned(),
                 message,
             }));
         }
-        Plan { events, ..Plan::none() }
+        WritePlan { events, ..WritePlan::none() }
     }
 
-    fn count(&mut self, writer: Writer, work: &Work, now: Option<Totals>) {
+    fn count(&mut self, writer: SliceWriter, work: &ServiceWork, now: Option<Totals>) {
         let before = match now {
-            Some(now) => self.totals.insert(work.clone(), now),
-            None => self.totals.remove(work),
+            Some(now) => self.told.totals.insert(work.clone(), now),
+            None => self.told.totals.remove(work),
         };
         self.metrics.total(writer, before.unwrap_or_default(), now.unwrap_or_default());
     }
@@ -227,28 +238,6 @@ impl State {
 
 const ENDPOINTS: Collection = Collection::of::<Endpoints>();
 const SLICES: Collection = Collection::of::<EndpointSlice>();
-
-/// The pods that a Service selects.
-fn selected<'a>(
-    pods: &'a Labelled<Arc<Backend>>,
-    service: &ObjectKey,
-    selector: &Labels,
-) -> Vec<&'a Backend> {
-    let selected = pods.selected(&service.namespace, selector, |pod| pod.metadata.labels.as_ref());
-    selected.into_iter().map(AsRef::as_ref).collect()
-}
-
-/// The slices of a Service that one controller manages.
-fn managed<'a>(
-    index: &'a HashMap<ObjectKey, BTreeSet<String>>,
-    slices: &'a Cache<EndpointSlice>,
-    service: &'a ObjectKey,
-    manager: &str,
-) -> Vec<&'a EndpointSlice> {
-    let is_own =
-        |slice: &&EndpointSlice| slice.labels().get(MANAGED_BY).is_some_and(|name| name == manager);
-    slices_of(index, slices, service).filter(is_own).collect()
-}
 
 fn writes(
     create: Vec<EndpointSlice>,

@@ -1,55 +1,42 @@
 //! A controller that keeps one object as it is, and servers that will not let it.
 
 use std::convert::Infallible;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use super::*;
 use http::{Request, Response};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::client::Body;
-use roadstead_api::key::ObjectKey;
-use roadstead_watch::cache::Cache;
+use roadstead_watch::informer::Change;
 use serde_json::{Value, json};
 use tokio::time;
 
+use crate::Settings;
+
 #[derive(Default)]
 struct Keeper {
-    queue: Queue<ObjectKey>,
     maps: Cache<ConfigMap>,
 }
 
-impl Keeper {
-    fn map(&mut self, change: &Change<ConfigMap>) {
-        if let Some((key, _)) = self.maps.observe(change) {
-            self.queue.add(key);
-        }
+impl Watches<ConfigMap> for Keeper {
+    fn cache(&mut self) -> &mut Cache<ConfigMap> {
+        &mut self.maps
+    }
+
+    fn wake(&mut self, change: &Changed<ConfigMap>, queue: &mut Queue<ObjectKey>) {
+        queue.add(change.key.clone());
     }
 }
 
 impl Controller for Keeper {
     type Key = ObjectKey;
     const COMPONENT: &'static str = "keeper";
+    const QUEUE: &'static str = "keeper";
 
-    fn queue(&self) -> &Queue<ObjectKey> {
-        &self.queue
-    }
-
-    fn queue_mut(&mut self) -> &mut Queue<ObjectKey> {
-        &mut self.queue
-    }
-
-    fn synced(&self) -> bool {
-        self.maps.synced()
-    }
-
-    fn plan(&mut self, key: &ObjectKey, _: Timestamp) -> Plan {
-        let Some(map) = self.maps.get(key) else { return Plan::none() };
-        Plan { writes: vec![Write::replace(key.clone(), map.as_ref())], ..Plan::none() }
-    }
-
-    fn record(&mut self, write: &Write, answer: &str) {
-        self.maps.take_in(write, answer);
+    fn plan(&mut self, key: &ObjectKey, _: Timestamp) -> WritePlan {
+        let Some(map) = self.maps.get(key) else { return WritePlan::none() };
+        WritePlan::writes(vec![Write::replace(key.clone(), map.as_ref())])
     }
 }
 
@@ -69,10 +56,17 @@ async fn writes_in_ten_minutes(refusal: Value) -> usize {
     let map: ConfigMap = serde_json::from_value(map).unwrap();
     let changes = [Change::Set(Arc::new(map)), Change::Synced];
     let changes = futures::stream::iter(changes).chain(futures::stream::pending()).boxed();
-    let inputs = Inputs::new().follow(changes, Keeper::map);
+    let inputs = Inputs::new().watch(changes);
     let client = Client::new(service, "default");
-    let work = run(client, Metrics::default(), Keeper::default(), inputs);
+    let settings = Settings::default();
+    let ready = settings.component.readiness.register("keeper");
+    let context = Context { name: "keeper", client, settings: settings.clone(), ready };
+    assert_eq!(settings.component.readiness.missing(), ["keeper"]);
+    let work = run(context, Keeper::default(), inputs);
     assert!(time::timeout(Duration::from_secs(600), work).await.is_err());
+    assert!(settings.component.readiness.missing().is_empty(), "all has been seen");
+    let state = serde_json::to_value(&settings.states).unwrap();
+    assert_eq!(state["keeper"]["synced"], true, "{state}");
     writes.load(Ordering::Relaxed)
 }
 

@@ -20,7 +20,7 @@ use std::{ptr, thread};
 use super::gather::{Gathering, PAUSE};
 
 /// How many datagrams are taken at a time.
-pub const SLOTS: usize = 128;
+pub(crate) const SLOTS: usize = 128;
 /// How many slots are offered at least.
 const FEWEST: usize = 16;
 /// Longer queries are cut off, and so malformed. Not a power of two, because then the buffers would
@@ -41,14 +41,14 @@ const CONTROL: usize = 64;
 
 /// Where a query came from, and by which of our addresses.
 #[derive(Clone)]
-pub struct Origin {
+pub struct QueryOrigin {
     peer: libc::sockaddr_storage,
     peer_length: libc::socklen_t,
     control: [u64; CONTROL / 8],
     control_length: usize,
 }
 
-impl Origin {
+impl QueryOrigin {
     fn new() -> Self {
         // SAFETY: a socket address of zeros is valid: it is of no family.
         let peer = unsafe { zeroed() };
@@ -79,7 +79,7 @@ impl Origin {
     /// Whether replies to both take the same way.
     fn is_same(&self, other: &Self) -> bool {
         // What is behind the address may be left over from before.
-        fn control(one: &Origin) -> &[u64] {
+        fn control(one: &QueryOrigin) -> &[u64] {
             &one.control[..(one.control_length / 8).min(CONTROL / 8)]
         }
         let whole = |one: &Self| (one.peer(), one.scope());
@@ -136,7 +136,7 @@ impl Origin {
 
 /// A reply that waits to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Ready {
+struct ReadyReply {
     /// Equal for equal clients.
     client: u64,
     slot: usize,
@@ -145,15 +145,15 @@ struct Ready {
 }
 
 /// Buffers for many queries and replies.
-pub struct Batch {
+pub struct DatagramBatch {
     queries: Box<[[u8; QUERY]]>,
     /// How long the query in each slot is.
     received: [usize; SLOTS],
-    origins: Box<[Origin]>,
+    origins: Box<[QueryOrigin]>,
     replies: Box<[u8]>,
     /// Where the next reply goes.
     written: usize,
-    ready: Vec<Ready>,
+    ready: Vec<ReadyReply>,
     gathering: Gathering,
     /// Whether the kernel cuts messages into segments.
     segments: bool,
@@ -175,12 +175,12 @@ impl Default for Messages {
     }
 }
 
-impl Default for Batch {
+impl Default for DatagramBatch {
     fn default() -> Self {
         Self {
             queries: vec![[0; QUERY]; SLOTS].into(),
             received: [0; SLOTS],
-            origins: (0..SLOTS).map(|_| Origin::new()).collect(),
+            origins: (0..SLOTS).map(|_| QueryOrigin::new()).collect(),
             replies: vec![0; SLOTS * REPLY].into(),
             written: 0,
             ready: Vec::with_capacity(SLOTS),
@@ -191,7 +191,7 @@ impl Default for Batch {
     }
 }
 
-impl Batch {
+impl DatagramBatch {
     /// Waits for at least one datagram, and takes as many as there are; returns their number.
     pub fn receive(&mut self, socket: BorrowedFd<'_>) -> io::Result<usize> {
         self.ready.clear();
@@ -240,7 +240,7 @@ impl Batch {
     }
 
     /// A query, who asked, and room for the reply.
-    pub fn slot(&mut self, slot: usize) -> (&[u8], &Origin, &mut [u8]) {
+    pub fn slot(&mut self, slot: usize) -> (&[u8], &QueryOrigin, &mut [u8]) {
         let query = &self.queries[slot][..self.received[slot]];
         (query, &self.origins[slot], &mut self.replies[self.written..][..REPLY])
     }
@@ -250,7 +250,7 @@ impl Batch {
         let client = self.origins[slot].peer().map_or(0, client);
         let (start, length) = (self.written, length.min(REPLY));
         self.written += length.next_multiple_of(8);
-        self.ready.push(Ready { client, slot, start, length });
+        self.ready.push(ReadyReply { client, slot, start, length });
     }
 
     /// Sends all replies, and never waits: what the kernel does not take is lost, as datagrams are.
@@ -306,10 +306,10 @@ impl Batch {
     }
 
     /// How many of the first replies go to the same client.
-    fn to_the_same(&self, rest: &[Ready]) -> usize {
+    fn to_the_same(&self, rest: &[ReadyReply]) -> usize {
         let first = &rest[0];
-        let same = |other: &&Ready| {
-            let origin = |ready: &Ready| &self.origins[ready.slot];
+        let same = |other: &&ReadyReply| {
+            let origin = |ready: &ReadyReply| &self.origins[ready.slot];
             other.client == first.client && origin(other).is_same(origin(first))
         };
         1 + rest[1..].iter().take_while(same).count()
@@ -350,9 +350,9 @@ fn is_full(error: &io::Error) -> bool {
 /// that are as long as the first one, and one that is shorter. That is the shortest, so that it
 /// needs no message of its own. Returns the first one, and all of them.
 fn take_together<'a>(
-    rest: &mut &'a [Ready],
+    rest: &mut &'a [ReadyReply],
     segments: bool,
-) -> Option<(&'a Ready, impl Iterator<Item = &'a Ready> + Clone + use<'a>)> {
+) -> Option<(&'a ReadyReply, impl Iterator<Item = &'a ReadyReply> + Clone + use<'a>)> {
     let all = *rest;
     let first = all.first()?;
     let most = match segments && first.length <= SEGMENT {
@@ -387,7 +387,7 @@ fn client(peer: SocketAddr) -> u64 {
 /// Makes a message of one or more replies, of which the longest has that length.
 fn fill(
     header: &mut libc::msghdr,
-    origin: &mut Origin,
+    origin: &mut QueryOrigin,
     vectors: &mut [libc::iovec],
     longest: usize,
 ) {
@@ -408,7 +408,11 @@ fn fill(
 }
 
 /// Sends one late reply to where its query came from.
-pub fn send_one(socket: BorrowedFd<'_>, origin: &Origin, reply: &[u8]) -> io::Result<()> {
+pub(crate) fn send_one(
+    socket: BorrowedFd<'_>,
+    origin: &QueryOrigin,
+    reply: &[u8],
+) -> io::Result<()> {
     let mut origin = origin.clone();
     let (iov_base, iov_len) = (reply.as_ptr().cast_mut().cast(), reply.len());
     // SAFETY: null pointers and zero lengths are valid.
@@ -421,7 +425,7 @@ pub fn send_one(socket: BorrowedFd<'_>, origin: &Origin, reply: &[u8]) -> io::Re
 }
 
 /// Asks the kernel to say by which of our addresses each datagram came.
-pub fn learn_addresses(socket: BorrowedFd<'_>, is_v4: bool) -> io::Result<()> {
+pub(crate) fn learn_addresses(socket: BorrowedFd<'_>, is_v4: bool) -> io::Result<()> {
     let (level, option) = match is_v4 {
         true => (libc::IPPROTO_IP, libc::IP_PKTINFO),
         false => (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
@@ -461,7 +465,7 @@ mod tests {
     }
 
     /// Takes so many queries and sends them back.
-    fn echo(batch: &mut Batch, server: &UdpSocket, mut left: usize) {
+    fn echo(batch: &mut DatagramBatch, server: &UdpSocket, mut left: usize) {
         while left > 0 {
             let count = batch.receive(server.as_fd()).unwrap();
             for slot in 0..count {
@@ -501,8 +505,9 @@ mod tests {
             ("too much", true, &[1232; 53], &[&[1232; 52], &[1232]]),
         ];
         for (name, segments, lengths, want) in cases {
-            let ready = |length: &usize| Ready { client: 1, slot: 0, start: 0, length: *length };
-            let all: Vec<Ready> = lengths.iter().map(ready).collect();
+            let ready =
+                |length: &usize| ReadyReply { client: 1, slot: 0, start: 0, length: *length };
+            let all: Vec<ReadyReply> = lengths.iter().map(ready).collect();
             let mut rest = all.as_slice();
             let mut got = Vec::new();
             while let Some((_, together)) = take_together(&mut rest, segments) {
@@ -532,7 +537,7 @@ mod tests {
                 server.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
                 let port = server.local_addr().unwrap().port();
                 let clients = [ask(own, (one, port), first), ask(own, (two, port), second)];
-                let mut batch = Batch { segments, ..Batch::default() };
+                let mut batch = DatagramBatch { segments, ..DatagramBatch::default() };
                 batch.gathering.received(SLOTS);
                 echo(&mut batch, &server, first.len() + second.len());
                 assert_eq!(replies(&clients[0], first.len()), first, "{name}");
@@ -548,7 +553,7 @@ mod tests {
     fn a_full_socket_holds_nobody_up() {
         let (server, client) = UnixDatagram::pair().unwrap();
         assert!((0..4).all(|_| client.send(&[7; 40]).is_ok()));
-        let mut batch = Batch { segments: false, ..Batch::default() };
+        let mut batch = DatagramBatch { segments: false, ..DatagramBatch::default() };
         assert_eq!(batch.receive(server.as_fd()).unwrap(), 4);
         (0..4).for_each(|slot| batch.reply(slot, 40));
         assert_eq!(batch.send(server.as_fd()), 0);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::batch::SLOTS;
 
 /// How long the pause is. The system makes it some 50 µs longer.
-pub const PAUSE: Duration = Duration::from_micros(150);
+pub(super) const PAUSE: Duration = Duration::from_micros(150);
 /// So many queries at a time are a crowd.
 const CROWD: usize = 4;
 /// After so many times that it did not pay, one after the other,
@@ -19,7 +19,7 @@ const RESTS: u32 = 1000;
 
 /// What is known about the last batch.
 #[derive(Debug, Default)]
-pub struct Gathering {
+pub(super) struct Gathering {
     received: usize,
     waited: bool,
     /// How many times it has not paid by now.
@@ -29,7 +29,7 @@ pub struct Gathering {
 
 impl Gathering {
     /// Whether to wait now. Whoever asks alone, or for two families at once, never has to.
-    pub fn waits(&mut self) -> bool {
+    pub(super) fn waits(&mut self) -> bool {
         // Nobody waits when more are there already than we can take at a time.
         let crowd = (CROWD..SLOTS).contains(&self.received);
         self.waited = crowd && self.rests == 0;
@@ -40,17 +40,17 @@ impl Gathering {
     }
 
     /// Takes in how many queries came.
-    pub fn received(&mut self, count: usize) {
+    pub(super) fn received(&mut self, count: usize) {
         self.received = count;
     }
 
     /// How many came the last time.
-    pub fn last(&self) -> usize {
+    pub(super) fn last(&self) -> usize {
         self.received
     }
 
     /// Takes in how many messages so many replies took.
-    pub fn sent(&mut self, messages: usize, replies: usize) {
+    pub(super) fn sent(&mut self, messages: usize, replies: usize) {
         if !self.waited {
             return;
         }

@@ -10,17 +10,18 @@ use std::time::{Duration, Instant};
 
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
-use roadstead_dns::clients::Clients;
-use roadstead_dns::corefile;
-use roadstead_dns::limit::Limits;
-use roadstead_dns::metrics::{Metrics, State};
+use roadstead_dns::metrics::{Gauges, Metrics};
 use roadstead_dns::publish::Published;
 use roadstead_dns::resolve::Resolver;
-use roadstead_dns::server::Server;
-use roadstead_dns::setup::Setup;
-use roadstead_dns::upstream::{Options, Upstreams};
-use roadstead_zone::search::Search;
-use roadstead_zone::settings::Settings;
+use roadstead_dns::server::DnsServer;
+use roadstead_dns_core::clients::Clients;
+use roadstead_dns_core::corefile::{self, CorefileEnvironment};
+use roadstead_dns_core::rate_limit::RateLimits;
+use roadstead_dns_core::setup::Setup;
+use roadstead_dns_core::upstream::{UpstreamGroup, UpstreamOptions};
+use roadstead_zone::search::SearchList;
+use roadstead_zone::seed::Seed;
+use roadstead_zone::settings::ZoneSettings;
 use roadstead_zone::zone::Keeper;
 use serde_json::json;
 use tokio::task;
@@ -40,8 +41,11 @@ struct Running {
 }
 
 fn cluster() -> Keeper {
-    let mut keeper =
-        Keeper::new(Settings::new(&roadstead_zone::name::Name::parse("cluster.local").unwrap()), 1);
+    let mut keeper = Keeper::new(
+        ZoneSettings::new(&roadstead_zone::name::Name::parse("cluster.local").unwrap()),
+        1,
+        Seed::new(1),
+    );
     let web = json!({"metadata": {"namespace": "prod", "name": "web"}, "spec": {"clusterIPs": ["10.96.0.1"]}});
     keeper.observe_service(&serde_json::from_value(web).unwrap());
     let outer = json!({"metadata": {"namespace": "prod", "name": "outer"},
@@ -52,16 +56,15 @@ fn cluster() -> Keeper {
 }
 
 fn run(setup: Setup) -> Running {
-    let server = Server::bind_with(&["127.0.0.1:0".parse().unwrap()], 2).unwrap();
+    let server = DnsServer::bind_with(&["127.0.0.1:0".parse().unwrap()], 2).unwrap();
     let address = server.addresses().unwrap()[0];
-    let (zone, setup) = (Published::new(cluster().snapshot()), Published::new(Arc::new(setup)));
-    let resolver = Resolver::new(zone, setup);
+    let resolver = Resolver::new(Published::new(cluster().snapshot()), setup);
     let stop = CancellationToken::new();
     let (serving, token) = (resolver.clone(), stop.clone());
     let metrics = Arc::new(Metrics::default());
     let counting = metrics.clone();
     tokio::spawn(async move {
-        server.serve(serving, &counting, &Limits::default(), token).await.unwrap()
+        server.serve(serving, &counting, &RateLimits::default(), token).await.unwrap()
     });
     Running { address, resolver, metrics, _stop: stop.drop_guard() }
 }
@@ -71,8 +74,9 @@ fn run_with(upstreams: &[&Upstream]) -> Running {
 }
 
 fn run_at(addresses: Vec<SocketAddr>) -> Running {
-    let options = Options { timeout: Duration::from_millis(700), ..Options::default() };
-    run(Setup::standard(Some(Arc::new(Upstreams::new(addresses, options)))))
+    let options =
+        UpstreamOptions { timeout: Duration::from_millis(700), ..UpstreamOptions::default() };
+    run(Setup::standard(Some(UpstreamGroup { addresses, options })))
 }
 
 fn query(name: &str, kind: RecordType) -> Vec<u8> {
@@ -157,16 +161,36 @@ async fn an_alias_leads_outside() {
     assert_eq!((code, answers.as_str()), (ResponseCode::NoError, "example.org. 192.0.2.1"));
 }
 
+/// Behind an alias others say for how long there is nothing (RFC 2308): clients may remember it.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_alias_leads_to_nothing() {
+    let upstream = Upstream::start(denies);
+    let running = run_with(&[&upstream]);
+    let server = running.address;
+    for _ in 0..2 {
+        let bytes = query("outer.prod.svc.cluster.local.", RecordType::A);
+        let reply = task::spawn_blocking(move || over_udp(server, &bytes)).await.unwrap();
+        let reply = Message::from_vec(&reply).unwrap();
+        assert_eq!(reply.metadata.response_code, ResponseCode::NXDomain, "{reply:?}");
+        let kinds = |records: &[hickory_proto::rr::Record]| {
+            records.iter().map(|record| record.record_type()).collect::<Vec<_>>()
+        };
+        assert_eq!(kinds(&reply.answers), [RecordType::CNAME], "{reply:?}");
+        assert_eq!(kinds(&reply.authorities), [RecordType::SOA], "{reply:?}");
+        assert_eq!(reply.authorities[0].name.to_string(), "org.", "theirs, not ours");
+    }
+}
+
 /// Whoever was told that a search ends here is not told that it goes on, though that takes longer
 /// than a search usually waits for others.
 #[tokio::test(flavor = "multi_thread")]
 async fn both_families_of_a_search_end_at_the_same_name() {
     let upstream = Upstream::start(hesitates);
-    let upstreams = Upstreams::new(vec![upstream.address], Options::default());
-    let running = run(Setup::standard(Some(Arc::new(upstreams))));
+    let upstreams = UpstreamGroup::new(vec![upstream.address]);
+    let running = run(Setup::standard(Some(upstreams)));
     let searches = ["prod.svc.cluster.local", "svc.cluster.local", "cluster.local"];
-    let search = Search::new(&searches.map(str::to_owned), 5).unwrap();
-    let clients = Clients::of([([127, 0, 0, 1].into(), search)]);
+    let search = SearchList::new(&searches.map(str::to_owned), 5).unwrap();
+    let clients = Clients::of([([127, 0, 0, 1].into(), search)], Instant::now());
     running.resolver.clients.publish(Arc::new(clients));
     let server = running.address;
     let ask = |kind| {
@@ -188,10 +212,11 @@ async fn answers_from_memory_are_counted() {
     for _ in 0..4 {
         assert_eq!(ask(running.address, OUTSIDE).await.1, "192.0.2.1");
     }
-    let page = running.metrics.page(&State::default());
+    let page = running.metrics.page(&Gauges::default());
+    let server = format!("server=\"dns://:{}\"", running.address.port());
     for want in [
-        r#"hits_total{server="dns://:53",type="success"} 3"#,
-        r#"misses_total{server="dns://:53"} 1"#,
+        format!("hits_total{{{server},type=\"success\"}} 3"),
+        format!("misses_total{{{server}}} 1"),
     ] {
         assert!(page.lines().any(|line| line == format!("coredns_cache_{want}")), "{page}");
     }
@@ -212,30 +237,30 @@ async fn those_who_ask_the_same_share_an_answer() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_name_about_which_nobody_answers() {
     let upstream = Upstream::start(knows_only_the_root);
-    let upstreams = Arc::new(Upstreams::new(vec![upstream.address], Options::default()));
-    let running = run(Setup::standard(Some(upstreams.clone())));
+    let upstreams = UpstreamGroup::new(vec![upstream.address]);
+    let running = run(Setup::standard(Some(upstreams)));
     let began = Instant::now();
     assert_eq!(ask(running.address, OUTSIDE).await.0, ResponseCode::ServFail);
     let took = began.elapsed();
     assert!(took < Duration::from_millis(4300), "{took:?}");
-    assert_eq!(upstreams.broken(), 0, "it answers other questions");
+    assert_eq!(running.resolver.broken_upstreams(), 0, "it answers other questions");
     // Three times about the name, and whether it is there at all.
     assert!(upstream.asked() <= 5, "{}", upstream.asked());
     let silent = Upstream::start(silent);
-    let upstreams = Arc::new(Upstreams::new(vec![silent.address], Options::default()));
-    let running = run(Setup::standard(Some(upstreams.clone())));
+    let upstreams = UpstreamGroup::new(vec![silent.address]);
+    let running = run(Setup::standard(Some(upstreams)));
     assert_eq!(ask(running.address, OUTSIDE).await.0, ResponseCode::ServFail);
     tokio::time::sleep(Duration::from_millis(500)).await;
-    assert_eq!(upstreams.broken(), 1, "it answers nothing");
+    assert_eq!(running.resolver.broken_upstreams(), 1, "it answers nothing");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_more_wait_than_may() {
     let upstream = Upstream::start(silent);
     let timeout = Duration::from_millis(700);
-    let options = Options { most: 1, timeout, ..Options::default() };
-    let upstreams = Upstreams::new(vec![upstream.address], options);
-    let running = run(Setup::standard(Some(Arc::new(upstreams))));
+    let options = UpstreamOptions { most: 1, timeout, ..UpstreamOptions::default() };
+    let upstreams = UpstreamGroup { addresses: vec![upstream.address], options };
+    let running = run(Setup::standard(Some(upstreams)));
     let first = tokio::spawn(ask(running.address, OUTSIDE));
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(ask(running.address, "other.org.").await.0, ResponseCode::Refused);
@@ -249,8 +274,8 @@ async fn new_rules_begin_with_nothing() {
     let running = run_with(&[&old]);
     let first = tokio::spawn(ask(running.address, OUTSIDE));
     tokio::time::sleep(Duration::from_millis(50)).await;
-    let upstreams = Upstreams::new(vec![new.address], Options::default());
-    running.resolver.setup.publish(Arc::new(Setup::standard(Some(Arc::new(upstreams)))));
+    let upstreams = UpstreamGroup::new(vec![new.address]);
+    running.resolver.install(Setup::standard(Some(upstreams)));
     assert_eq!(ask(running.address, OUTSIDE).await.0, ResponseCode::NXDomain);
     assert_eq!(first.await.unwrap().1, "192.0.2.1");
     assert_eq!(ask(running.address, OUTSIDE).await.0, ResponseCode::NXDomain);
@@ -377,8 +402,8 @@ async fn dead_servers_do_not_slow_the_cluster_down() {
 async fn a_server_that_leads_back_is_not_asked() {
     // The port is known only when the server runs, so it is told to ask itself afterwards.
     let running = run_at(vec!["192.0.2.53:53".parse().unwrap()]);
-    let itself = Upstreams::new(vec![running.address], Options::default());
-    running.resolver.setup.publish(Arc::new(Setup::standard(Some(Arc::new(itself)))));
+    let itself = UpstreamGroup::new(vec![running.address]);
+    running.resolver.install(Setup::standard(Some(itself)));
     running.resolver.guard().await;
     let began = Instant::now();
     assert_eq!(ask(running.address, OUTSIDE).await.0, ResponseCode::ServFail);
@@ -400,7 +425,12 @@ async fn rules_of_a_corefile() {
          kubernetes cluster.local\n forward . {}\n cache\n}}\n",
         acme.address, world.address
     );
-    let rules = corefile::read(&text, false, &|path| std::fs::read_to_string(path)).unwrap();
+    let rules = corefile::read(
+        &text,
+        false,
+        &CorefileEnvironment::files(&|path| std::fs::read_to_string(path)),
+    )
+    .unwrap();
     let running = run(rules.setup);
     use ResponseCode::{NXDomain, NoError};
     for (name, code, want) in [

@@ -12,21 +12,21 @@ use hickory_proto::rr::rdata::{A, SOA};
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 
 /// What a server does with a query; the number counts its queries from 0.
-pub type Behaviour = fn(&Message, usize) -> Vec<Vec<u8>>;
+pub(crate) type Behaviour = fn(&Message, usize) -> Vec<Vec<u8>>;
 
 /// A server on loopback that lives as long as the test.
-pub struct Upstream {
+pub(crate) struct Upstream {
     pub address: SocketAddr,
     asked: Arc<AtomicUsize>,
 }
 
 impl Upstream {
-    pub fn start(behaviour: Behaviour) -> Self {
+    pub(crate) fn start(behaviour: Behaviour) -> Self {
         Self::start_with(behaviour, |query| query)
     }
 
     /// One that knows no capital letters.
-    pub fn start_folding() -> Self {
+    pub(crate) fn start_folding() -> Self {
         Self::start_with(folds, in_small_letters)
     }
 
@@ -67,13 +67,13 @@ impl Upstream {
     }
 
     /// How often it was asked over UDP, less the guard.
-    pub fn asked(&self) -> usize {
+    pub(crate) fn asked(&self) -> usize {
         self.asked.load(Ordering::SeqCst)
     }
 }
 
 /// A reply with addresses; equal ones count up.
-pub fn answer(query: &Message, addresses: &[&str], lifetime: u32) -> Vec<u8> {
+pub(crate) fn answer(query: &Message, addresses: &[&str], lifetime: u32) -> Vec<u8> {
     let mut reply = query.clone().into_response();
     let name = query.queries[0].name().clone();
     for (at, address) in addresses.iter().enumerate() {
@@ -87,7 +87,7 @@ pub fn answer(query: &Message, addresses: &[&str], lifetime: u32) -> Vec<u8> {
 }
 
 /// A reply that says that there is no such name.
-pub fn missing(query: &Message) -> Vec<u8> {
+pub(crate) fn missing(query: &Message) -> Vec<u8> {
     let mut reply = query.clone().into_response();
     reply.metadata.response_code = ResponseCode::NXDomain;
     let name = Name::from_ascii("org.").unwrap();
@@ -96,7 +96,7 @@ pub fn missing(query: &Message) -> Vec<u8> {
     reply.to_vec().unwrap()
 }
 
-pub fn works(query: &Message, _: usize) -> Vec<Vec<u8>> {
+pub(crate) fn works(query: &Message, _: usize) -> Vec<Vec<u8>> {
     vec![answer(query, &["192.0.2.1"], 60)]
 }
 
@@ -112,37 +112,37 @@ fn folds(query: &Message, _: usize) -> Vec<Vec<u8>> {
 }
 
 /// An impostor who knows everything but the letters is quicker.
-pub fn forges(query: &Message, number: usize) -> Vec<Vec<u8>> {
+pub(crate) fn forges(query: &Message, number: usize) -> Vec<Vec<u8>> {
     let forged = answer(&in_small_letters(query.clone()), &["203.0.113.1"], 60);
     [vec![forged], works(query, number)].concat()
 }
 
-pub fn silent(_: &Message, _: usize) -> Vec<Vec<u8>> {
+pub(crate) fn silent(_: &Message, _: usize) -> Vec<Vec<u8>> {
     Vec::new()
 }
 
 /// Knows only what every server knows.
-pub fn knows_only_the_root(query: &Message, number: usize) -> Vec<Vec<u8>> {
+pub(crate) fn knows_only_the_root(query: &Message, number: usize) -> Vec<Vec<u8>> {
     if query.queries[0].name().is_root() { works(query, number) } else { Vec::new() }
 }
 
-pub fn fails(query: &Message, _: usize) -> Vec<Vec<u8>> {
+pub(crate) fn fails(query: &Message, _: usize) -> Vec<Vec<u8>> {
     let mut reply = query.clone().into_response();
     reply.metadata.response_code = ResponseCode::ServFail;
     vec![reply.to_vec().unwrap()]
 }
 
-pub fn denies(query: &Message, _: usize) -> Vec<Vec<u8>> {
+pub(crate) fn denies(query: &Message, _: usize) -> Vec<Vec<u8>> {
     vec![missing(query)]
 }
 
-pub fn slow(query: &Message, _: usize) -> Vec<Vec<u8>> {
+pub(crate) fn slow(query: &Message, _: usize) -> Vec<Vec<u8>> {
     thread::sleep(Duration::from_millis(150));
     vec![answer(query, &["192.0.2.1"], 60)]
 }
 
 /// Knows at once that there is no IPv6 address, and takes long to find the other one.
-pub fn hesitates(query: &Message, number: usize) -> Vec<Vec<u8>> {
+pub(crate) fn hesitates(query: &Message, number: usize) -> Vec<Vec<u8>> {
     if query.queries[0].query_type() == RecordType::A {
         thread::sleep(Duration::from_millis(1500));
         return works(query, number);
@@ -153,23 +153,23 @@ pub fn hesitates(query: &Message, number: usize) -> Vec<Vec<u8>> {
 }
 
 /// Silent once, as if the query had been lost.
-pub fn misses(query: &Message, number: usize) -> Vec<Vec<u8>> {
+pub(crate) fn misses(query: &Message, number: usize) -> Vec<Vec<u8>> {
     if number == 0 { Vec::new() } else { works(query, number) }
 }
 
 /// Right once, for a second; then silent.
-pub fn dies(query: &Message, number: usize) -> Vec<Vec<u8>> {
+pub(crate) fn dies(query: &Message, number: usize) -> Vec<Vec<u8>> {
     if number == 0 { vec![answer(query, &["192.0.2.1"], 1)] } else { Vec::new() }
 }
 
-pub fn cuts(query: &Message, _: usize) -> Vec<Vec<u8>> {
+pub(crate) fn cuts(query: &Message, _: usize) -> Vec<Vec<u8>> {
     let mut reply = query.clone().into_response();
     reply.metadata.truncation = true;
     vec![reply.to_vec().unwrap()]
 }
 
 /// Everything that an impostor could try, and then the truth.
-pub fn lies(query: &Message, _: usize) -> Vec<Vec<u8>> {
+pub(crate) fn lies(query: &Message, _: usize) -> Vec<Vec<u8>> {
     let truth = answer(query, &["192.0.2.1"], 60);
     let mut identifier = answer(query, &["203.0.113.1"], 60);
     identifier[0] ^= 1;

@@ -6,8 +6,8 @@ use ipnet::IpNet;
 
 use super::model::{Chains, Hook, Match, Program, Rule, Sense, TableName, TrackedState, Verdict};
 use super::service::{Shared, compile_port};
+use crate::node_network::{DetectLocal, NodeNetwork, NodePorts};
 use crate::service::IpFamily;
-use crate::surroundings::{DetectLocal, NodePorts, Surroundings};
 use crate::table::ForwardingTable;
 
 /// Marks a packet for masquerading.
@@ -39,7 +39,7 @@ const LARGE: usize = 1000;
 #[derive(Debug)]
 pub struct Context<'a> {
     /// The node and the networks around it.
-    pub surroundings: &'a Surroundings,
+    pub node_network: &'a NodeNetwork,
     /// Whether to save space.
     pub large: bool,
 }
@@ -47,16 +47,16 @@ pub struct Context<'a> {
 impl<'a> Context<'a> {
     /// That of a table.
     pub fn of(table: &'a ForwardingTable) -> Self {
-        Self { surroundings: table.surroundings(), large: table.target_count() > LARGE }
+        Self { node_network: table.node_network(), large: table.target_count() > LARGE }
     }
 
     /// Who is masqueraded on the way to a ClusterIP, and by which jump; `None` if nobody is.
     pub(crate) fn masqueraded_callers(&self) -> Option<(Option<Match>, Verdict)> {
         let mark = || Verdict::Jump(MARK_MASQUERADE.into());
-        if self.surroundings.masquerade_all {
+        if self.node_network.masquerade_all {
             return Some((None, mark()));
         }
-        match (&self.surroundings.detect_local, interface(&self.surroundings.detect_local)) {
+        match (&self.node_network.detect_local, interface(&self.node_network.detect_local)) {
             (_, Some(name)) => Some((Some(Match::Input(name, Sense::IsNot)), mark())),
             (DetectLocal::Networks(networks), None) => match networks.as_slice() {
                 [] => None,
@@ -69,7 +69,7 @@ impl<'a> Context<'a> {
 
     /// How each kind of pods is recognised.
     pub(crate) fn local_callers(&self) -> Vec<Match> {
-        match (&self.surroundings.detect_local, interface(&self.surroundings.detect_local)) {
+        match (&self.node_network.detect_local, interface(&self.node_network.detect_local)) {
             (_, Some(name)) => vec![Match::Input(name, Sense::Is)],
             (DetectLocal::Networks(networks), None) => {
                 networks.iter().map(|network| Match::Source(*network, Sense::Is)).collect()
@@ -80,11 +80,11 @@ impl<'a> Context<'a> {
 
     /// Whether calls of node ports by a loopback address are counted.
     pub(super) fn counts_localhost(&self) -> bool {
-        self.surroundings.named_counters && self.surroundings.serves_loopback()
+        self.node_network.named_counters && self.node_network.serves_loopback()
     }
 
     fn networks(&self) -> &[IpNet] {
-        match &self.surroundings.detect_local {
+        match &self.node_network.detect_local {
             DetectLocal::Networks(networks) => networks,
             _ => &[],
         }
@@ -157,7 +157,7 @@ pub(super) fn last_rules(chain: Shared, family: IpFamily, context: &Context<'_>)
         let comment = Match::Comment(COMMENT.into());
         Rule::new([comment].into_iter().chain(matches), Verdict::Jump(NODE_PORTS.into()))
     };
-    match &context.surroundings.node_ports {
+    match &context.node_network.node_ports {
         NodePorts::Every { loopback: true } => vec![jump(vec![Match::DestinationLocal])],
         NodePorts::Every { loopback: false } => {
             let not_loopback = Match::Destination(loopback(family), Sense::IsNot);
@@ -178,18 +178,18 @@ pub(super) fn loopback(family: IpFamily) -> IpNet {
     text.parse().expect("both are networks")
 }
 
-/// The chains that only depend on the surroundings.
+/// The chains that only depend on the NodeNetwork.
 pub(super) fn fixed_chains(context: &Context<'_>) -> Chains {
     let mut chains = mark_chains(context);
     chains.insert((TableName::Nat, POSTROUTING.into()), postrouting(context));
-    let mut forward = forward(context.surroundings.masquerade_mark);
-    if !context.surroundings.drop_invalid {
+    let mut forward = forward(context.node_network.masquerade_mark);
+    if !context.node_network.drop_invalid {
         forward.remove(0);
-    } else if context.surroundings.named_counters {
+    } else if context.node_network.named_counters {
         forward[0].matches.push(Match::Count(INVALID_DROPPED));
     }
     chains.insert((TableName::Filter, FORWARD.into()), forward);
-    let guard = context.surroundings.serves_loopback().then(guard);
+    let guard = context.node_network.serves_loopback().then(guard);
     chains.insert((TableName::Filter, GUARD.into()), guard.into_iter().collect());
     chains
 }
@@ -204,7 +204,7 @@ fn guard() -> Rule {
 
 /// The canaries, and the chains that mark packets.
 pub(crate) fn mark_chains(context: &Context<'_>) -> Chains {
-    let bit = context.surroundings.masquerade_mark;
+    let bit = context.node_network.masquerade_mark;
     let mut chains: Chains =
         TableName::ALL.map(|table| ((table, CANARY.into()), Vec::new())).into();
     let mut add = |name: &str, rules| chains.insert((TableName::Nat, name.into()), rules);
@@ -215,7 +215,7 @@ pub(crate) fn mark_chains(context: &Context<'_>) -> Chains {
         rules.push(Rule::new([], Verdict::Jump(MARK_MASQUERADE.into())));
         add(MARK_OUTSIDE, rules);
     }
-    if context.surroundings.masquerade_egress {
+    if context.node_network.masquerade_egress {
         add(EGRESS, egress(context.networks()));
     }
     chains
@@ -223,10 +223,10 @@ pub(crate) fn mark_chains(context: &Context<'_>) -> Chains {
 
 /// Gives marked packets the node's address.
 pub(crate) fn postrouting(context: &Context<'_>) -> Vec<Rule> {
-    let bit = context.surroundings.masquerade_mark;
+    let bit = context.node_network.masquerade_mark;
     let why = Match::Comment("kubernetes service traffic requiring SNAT".into());
     let mut rules = Vec::new();
-    if context.surroundings.masquerade_egress {
+    if context.node_network.masquerade_egress {
         let from =
             |net: &IpNet| Rule::new([Match::Source(*net, Sense::Is)], Verdict::Jump(EGRESS.into()));
         rules.extend(context.networks().iter().map(from));
@@ -267,7 +267,7 @@ pub(crate) fn forward(bit: u32) -> Vec<Rule> {
 }
 
 /// The names of all chains that are not of a single service port.
-pub fn shared_chains() -> impl Iterator<Item = (TableName, &'static str)> {
+pub(crate) fn shared_chains() -> impl Iterator<Item = (TableName, &'static str)> {
     let nat =
         [MARK_MASQUERADE, MARK_OUTSIDE, EGRESS, POSTROUTING].map(|name| (TableName::Nat, name));
     let canaries = TableName::ALL.map(|table| (table, CANARY));
@@ -298,21 +298,22 @@ pub(super) fn hooks() -> Vec<Hook> {
         (nat, "POSTROUTING", POSTROUTING, "kubernetes postrouting rules", false),
     ]
     .into_iter()
-    .map(|(table, from, to, comment, only_new)| hook(table, from, to, comment, only_new))
+    .map(|(table, from, to, comment, only_new)| {
+        // Many are for new connections only.
+        let state = only_new.then_some(Match::State(TrackedState::New));
+        let comment = (!comment.is_empty()).then(|| Match::Comment(comment.into()));
+        hook(table, from, to, state.into_iter().chain(comment))
+    })
     .collect()
 }
 
-/// A jump into a chain; many are for new connections only.
+/// A jump into a chain.
 pub(crate) fn hook(
     table: TableName,
     from: &'static str,
     to: &str,
-    comment: &str,
-    only_new: bool,
+    matches: impl IntoIterator<Item = Match>,
 ) -> Hook {
-    let state = only_new.then_some(Match::State(TrackedState::New));
-    let comment = (!comment.is_empty()).then(|| Match::Comment(comment.into()));
-    let matches = state.into_iter().chain(comment);
     Hook { table, from, rule: Rule::new(matches, Verdict::Jump(to.into())) }
 }
 

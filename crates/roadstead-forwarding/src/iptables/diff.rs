@@ -15,8 +15,8 @@ use super::model::{ChainName, Hook, Program, Rule, TableName};
 use super::names::is_per_service;
 use super::print;
 use super::service::{Shared, compile_port};
+use crate::node_network::NodeNetwork;
 use crate::service::{IpFamily, ServicePortName};
-use crate::surroundings::Surroundings;
 use crate::table::ForwardingTable;
 
 type Texts = BTreeMap<(TableName, ChainName), Vec<String>>;
@@ -40,6 +40,11 @@ impl Restore {
     /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
         self.tables.is_empty()
+    }
+
+    /// How many tables are written to; the kernel takes each of them as a whole.
+    pub fn tables(&self) -> u32 {
+        u32::try_from(self.tables.len()).unwrap_or(u32::MAX)
     }
 
     /// How many chains and rules are written or deleted.
@@ -103,7 +108,7 @@ impl fmt::Display for Restore {
 #[derive(Debug)]
 pub struct Layout {
     family: IpFamily,
-    surroundings: Surroundings,
+    node_network: NodeNetwork,
     large: bool,
     ports: BTreeMap<Arc<ServicePortName>, PortTexts>,
     chains: Texts,
@@ -127,7 +132,7 @@ impl Layout {
         let chains = listing.chains.iter().filter(|((table, chain), _)| ours(*table, chain));
         let mut layout = Self {
             family: table.family(),
-            surroundings: table.surroundings().clone(),
+            node_network: table.node_network().clone(),
             large: Context::of(table).large,
             ports: BTreeMap::new(),
             chains: chains.map(|(key, rules)| (key.clone(), rules.clone())).collect(),
@@ -148,9 +153,9 @@ impl Layout {
     ) -> Restore {
         let mut restore = Restore::default();
         let context = Context::of(table);
-        if self.large != context.large || self.surroundings != *table.surroundings() {
+        if self.large != context.large || self.node_network != *table.node_network() {
             self.large = context.large;
-            self.surroundings = table.surroundings().clone();
+            self.node_network = table.node_network().clone();
             self.rewrite(table, &mut restore);
             return restore;
         }

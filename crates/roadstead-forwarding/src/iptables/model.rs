@@ -212,7 +212,10 @@ pub struct Program {
 
 impl Program {
     /// The chains of a table.
-    pub fn chains_of(&self, table: TableName) -> impl Iterator<Item = (&ChainName, &Vec<Rule>)> {
+    pub(crate) fn chains_of(
+        &self,
+        table: TableName,
+    ) -> impl Iterator<Item = (&ChainName, &Vec<Rule>)> {
         self.chains
             .iter()
             .filter(move |((of, _), _)| *of == table)

@@ -13,7 +13,7 @@ const HASH_LENGTH: usize = 16;
 
 /// What a chain of a service port is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
+pub(crate) enum Purpose {
     /// Picks among the endpoints of policy Cluster.
     Cluster,
     /// Picks among the endpoints of policy Local.
@@ -25,7 +25,7 @@ pub enum Purpose {
 }
 
 /// The chain of a service port.
-pub fn service_chain(purpose: Purpose, name: &ServicePortName) -> ChainName {
+pub(crate) fn service_chain(purpose: Purpose, name: &ServicePortName) -> ChainName {
     let prefix = match purpose {
         Purpose::Cluster => "KUBE-SVC-",
         Purpose::Local => "KUBE-SVL-",
@@ -36,12 +36,12 @@ pub fn service_chain(purpose: Purpose, name: &ServicePortName) -> ChainName {
 }
 
 /// The chain that sends a connection to one endpoint of a service port.
-pub fn endpoint_chain(name: &ServicePortName, endpoint: SocketAddr) -> ChainName {
+pub(crate) fn endpoint_chain(name: &ServicePortName, endpoint: SocketAddr) -> ChainName {
     format!("KUBE-SEP-{}", hash(&format!("{}{endpoint}", hashed_name(name)))).into()
 }
 
 /// Whether a chain belongs to a single service port, in this or a former life of the proxy.
-pub fn is_per_service(chain: &str) -> bool {
+pub(crate) fn is_per_service(chain: &str) -> bool {
     ["KUBE-SVC-", "KUBE-SVL-", "KUBE-EXT-", "KUBE-FW-", "KUBE-SEP-"]
         .iter()
         .any(|prefix| chain.starts_with(prefix))

@@ -13,7 +13,7 @@ use super::model::{ChainName, Program, TableName};
 use super::names::endpoint_chain;
 use super::trace::{World, trace};
 use crate::packet::{Origin, Outcome, Packet, Reason};
-use crate::samples::{Edit, apply, edits, packets, surroundings};
+use crate::samples::{Edit, apply, edits, node_network, packets};
 use crate::service::{FrontendKind, Handling};
 use crate::table::ForwardingTable;
 
@@ -41,8 +41,8 @@ fn expected(
 /// A node port without endpoints is refused on all addresses of the node, even on those that
 /// serve no node ports.
 fn refused_node_port(table: &ForwardingTable, packet: &Packet) -> Outcome {
-    let surroundings = table.surroundings();
-    let served = surroundings.node_address.unwrap();
+    let node_network = table.node_network();
+    let served = node_network.node_address.unwrap();
     if !is_own(table, packet) {
         return Outcome::Pass;
     }
@@ -59,7 +59,7 @@ fn refused_node_port(table: &ForwardingTable, packet: &Packet) -> Outcome {
 }
 
 fn is_own(table: &ForwardingTable, packet: &Packet) -> bool {
-    table.surroundings().node_addresses.contains(&packet.destination)
+    table.node_network().node_addresses.contains(&packet.destination)
 }
 
 fn agree(table: &ForwardingTable) {
@@ -101,7 +101,7 @@ fn follow(
     packet: &Packet,
     lists: &BTreeSet<ChainName>,
 ) -> std::collections::BTreeMap<Outcome, (u64, u64)> {
-    let node_addresses = &table.surroundings().node_addresses;
+    let node_addresses = &table.node_network().node_addresses;
     trace(program, &World { node_addresses, lists, in_set: &|_, _, _| false }, packet)
 }
 
@@ -118,13 +118,13 @@ proptest! {
 
     #[test]
     fn the_rules_do_what_the_table_decides(
-        surroundings in surroundings(),
+        node_network in node_network(),
         counted in any::<bool>(),
         edits in proptest::collection::vec(edits(), 0..6),
     ) {
-        let (family, mut surroundings) = surroundings;
-        surroundings.named_counters = counted;
-        let mut table = ForwardingTable::new(family, &surroundings);
+        let (family, mut node_network) = node_network;
+        node_network.named_counters = counted;
+        let mut table = ForwardingTable::new(family, &node_network);
         for edit in &edits {
             apply(&mut table, edit);
         }
@@ -133,11 +133,11 @@ proptest! {
 
     #[test]
     fn updates_lead_to_the_compiled_program(
-        surroundings in surroundings(),
+        node_network in node_network(),
         edits in proptest::collection::vec(edits(), 1..20),
     ) {
-        let (family, surroundings) = surroundings;
-        let mut table = ForwardingTable::new(family, &surroundings);
+        let (family, node_network) = node_network;
+        let mut table = ForwardingTable::new(family, &node_network);
         let mut kernel = untouched();
         let (mut layout, first) = Layout::adopt(&table, &kernel);
         carry_out(&mut kernel, &first).unwrap();

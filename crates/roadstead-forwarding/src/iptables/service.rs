@@ -37,7 +37,7 @@ pub enum Shared {
 
 /// All rules of a service port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PortRules {
+pub(crate) struct PortRules {
     /// Its entries in the shared chains, in order.
     pub shared: Vec<(Shared, Rule)>,
     /// Its own chains, all in `nat`.
@@ -45,7 +45,7 @@ pub struct PortRules {
 }
 
 /// Compiles a service port with the frontends that are really its own.
-pub fn compile_port(
+pub(crate) fn compile_port(
     context: &Context<'_>,
     name: &ServicePortName,
     port: &ServicePort,
@@ -165,7 +165,7 @@ impl Compiler<'_> {
 
     /// A node that calls the load balancer's address has that address as its source.
     fn looped_back(&self) -> &[IpAddr] {
-        let node = self.context.surroundings.node_address;
+        let node = self.context.node_network.node_address;
         match node.is_some_and(|node| self.port.admits(node)) {
             true => &self.port.load_balancer_ips,
             false => &[],

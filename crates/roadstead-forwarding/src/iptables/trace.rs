@@ -50,7 +50,7 @@ fn greatest_common_divisor(a: u64, b: u64) -> u64 {
 
 /// The draws of a walk: each wins or loses, so that all walks together are a tree.
 #[derive(Clone, Debug, Default)]
-pub struct Draws {
+pub(crate) struct Draws {
     prescribed: Vec<bool>,
     made: Vec<(bool, u32)>,
 }
@@ -96,7 +96,7 @@ pub enum End {
 }
 
 /// A packet on its way.
-pub struct Walk<'a> {
+pub(crate) struct Walk<'a> {
     program: &'a Program,
     world: &'a World<'a>,
     /// As it looks by now.
@@ -110,7 +110,7 @@ pub struct Walk<'a> {
 
 impl<'a> Walk<'a> {
     /// Starts with a packet that has not passed any hook.
-    pub fn new(
+    pub(crate) fn new(
         program: &'a Program,
         world: &'a World<'a>,
         packet: Packet,
@@ -152,7 +152,7 @@ impl<'a> Walk<'a> {
     }
 
     /// The last hook, and what has become of the packet.
-    pub fn leave(&mut self) -> Outcome {
+    pub(crate) fn leave(&mut self) -> Outcome {
         self.hook(TableName::Nat, "POSTROUTING");
         if self.forwarded {
             let target = (self.packet.destination, self.packet.port).into();
@@ -163,24 +163,24 @@ impl<'a> Walk<'a> {
     }
 
     /// Sends the packet elsewhere, as IPVS does between two hooks.
-    pub fn redirect(&mut self, target: std::net::SocketAddr) {
+    pub(crate) fn redirect(&mut self, target: std::net::SocketAddr) {
         self.packet.destination = target.ip();
         self.packet.port = target.port();
         self.forwarded = true;
     }
 
     /// Notes that IPVS has taken the packet by one of its servers.
-    pub fn through(&mut self, server: Server) {
+    pub(crate) fn through(&mut self, server: Server) {
         self.through = Some(server);
     }
 
     /// Whether the packet is for an address of this node.
-    pub fn is_for_this_node(&self) -> bool {
+    pub(crate) fn is_for_this_node(&self) -> bool {
         self.world.node_addresses.contains(&self.packet.destination)
     }
 
     /// Passes one of the kernel's chains: jumps into our chains, the last made first.
-    pub fn hook(&mut self, table: TableName, from: &str) -> End {
+    pub(crate) fn hook(&mut self, table: TableName, from: &str) -> End {
         let program = self.program;
         let hooks = program.hooks.iter().rev().filter(|h| h.table == table && h.from == from);
         for hook in hooks {

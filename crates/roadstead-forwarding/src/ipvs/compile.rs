@@ -7,11 +7,11 @@ use ipnet::IpNet;
 
 use super::diff::Layout;
 use super::model::{Entry, Program, Scheduler, Server, SetName, Settings, Virtual};
+use crate::node_network::{NodeNetwork, NodePorts};
 use crate::select::TrafficPolicy;
 use crate::service::{
-    Frontend, FrontendKind, Host, Place, Protocol, ServicePort, ServicePortName, Target,
+    Frontend, FrontendKind, Host, Locality, Protocol, ServicePort, ServicePortName, Target,
 };
-use crate::surroundings::{NodePorts, Surroundings};
 use crate::table::ForwardingTable;
 
 /// Compiles the whole table.
@@ -39,7 +39,7 @@ pub(super) fn compile_port(
 ) -> Part {
     let Some(port) = table.get(name) else { return Part::default() };
     let mut compiler =
-        Compiler { surroundings: table.surroundings(), scheduler, part: Part::default() };
+        Compiler { node_network: table.node_network(), scheduler, part: Part::default() };
     if let Some(number) = port.health_check_port {
         compiler.add(SetName::HealthCheckNodePort, Entry::Port(number));
     }
@@ -50,7 +50,7 @@ pub(super) fn compile_port(
 }
 
 struct Compiler<'a> {
-    surroundings: &'a Surroundings,
+    node_network: &'a NodeNetwork,
     scheduler: Scheduler,
     part: Part,
 }
@@ -98,7 +98,7 @@ impl Compiler<'_> {
             port.affinity.map(|timeout| u32::try_from(timeout.as_secs()).unwrap_or(u32::MAX));
         let settings = Settings { scheduler: self.scheduler, persistence };
         let targets = destinations(port, kind);
-        for target in targets.iter().filter(|target| target.place == Place::Here) {
+        for target in targets.iter().filter(|target| target.locality == Locality::Here) {
             let Target { address, port, .. } = *target;
             let entry = Entry::AddressPortAddress(address, name.protocol, port, address);
             self.add(SetName::LoopBack, entry);
@@ -112,7 +112,7 @@ impl Compiler<'_> {
         let Server { address, protocol, port: number } = server;
         // An address that some link of the node has already is taken in anyway. On a link of ours,
         // one that another node has would make that node unreachable from here.
-        let Surroundings { node_addresses, taken, .. } = self.surroundings;
+        let NodeNetwork { node_addresses, taken, .. } = self.node_network;
         if !node_addresses.contains(&address) && !taken.contains(&address) {
             self.part.addresses.push(address);
             self.add(SetName::VirtualAddresses, Entry::Address(address));
@@ -144,7 +144,7 @@ impl Compiler<'_> {
             let entry = Entry::AddressPortNetwork(address, protocol, number, *network);
             self.add(SetName::LoadBalancerSourceNetwork, entry);
         }
-        if self.surroundings.node_address.is_some_and(|node| port.admits(node)) {
+        if self.node_network.node_address.is_some_and(|node| port.admits(node)) {
             let entry = Entry::AddressPortAddress(address, protocol, number, address);
             self.add(SetName::LoadBalancerSourceIp, entry);
         } else {
@@ -165,10 +165,10 @@ impl Compiler<'_> {
     }
 
     fn node_port_addresses(&self) -> Vec<IpAddr> {
-        match &self.surroundings.node_ports {
+        match &self.node_network.node_ports {
             // The kernel does not let loopback addresses leave the machine.
             NodePorts::Every { .. } => {
-                let all = self.surroundings.node_addresses.iter();
+                let all = self.node_network.node_addresses.iter();
                 all.filter(|address| !address.is_loopback()).copied().collect()
             }
             NodePorts::On(addresses) => addresses.iter().copied().collect(),
@@ -213,12 +213,12 @@ mod tests {
     fn addresses_of_nodes_stay_where_they_are() {
         let addresses = ["192.168.0.7", "192.168.0.8", "192.168.0.100", "0.0.0.0", "127.0.0.1"];
         let addresses: Vec<IpAddr> = addresses.map(|text| text.parse().unwrap()).into();
-        let surroundings = Surroundings {
+        let node_network = NodeNetwork {
             node_addresses: [addresses[0]].into(),
             taken: addresses[..2].iter().copied().collect(),
-            ..Surroundings::default()
+            ..NodeNetwork::default()
         };
-        let mut table = ForwardingTable::new(IpFamily::V4, &surroundings);
+        let mut table = ForwardingTable::new(IpFamily::V4, &node_network);
         let name = ServicePortName {
             namespace: "ns".into(),
             name: "web".into(),

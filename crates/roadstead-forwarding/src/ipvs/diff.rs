@@ -13,8 +13,8 @@ use super::model::{Entry, Program, Scheduler, Server, SetName, Virtual};
 use super::rules;
 use crate::iptables;
 use crate::iptables::compile::Context;
+use crate::node_network::NodeNetwork;
 use crate::service::{IpFamily, ServicePortName};
-use crate::surroundings::Surroundings;
 use crate::table::ForwardingTable;
 
 /// What to change in the kernel.
@@ -75,7 +75,7 @@ impl Delta {
 pub struct Layout {
     family: IpFamily,
     scheduler: Scheduler,
-    surroundings: Surroundings,
+    node_network: NodeNetwork,
     parts: BTreeMap<Arc<ServicePortName>, Part>,
     addresses: Counts<IpAddr>,
     entries: Counts<(SetName, Entry)>,
@@ -92,7 +92,7 @@ impl Layout {
         let mut layout = Self {
             family: table.family(),
             scheduler,
-            surroundings: table.surroundings().clone(),
+            node_network: table.node_network().clone(),
             parts: BTreeMap::new(),
             addresses: Counts::default(),
             entries: Counts::default(),
@@ -113,7 +113,7 @@ impl Layout {
         table: &ForwardingTable,
         changed: impl IntoIterator<Item = Arc<ServicePortName>>,
     ) -> Delta {
-        if self.surroundings != *table.surroundings() {
+        if self.node_network != *table.node_network() {
             let before = self.program();
             *self = Self::new(table, self.scheduler);
             return Delta::between(&before, &self.program());

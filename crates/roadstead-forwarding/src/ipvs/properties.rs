@@ -10,9 +10,9 @@ use super::diff::{Delta, Layout};
 use super::model::{Program, Scheduler, SetName};
 use super::trace::trace;
 use crate::packet::{Origin, Outcome, Packet, Reason};
-use crate::samples::{Edit, apply, edits, packets, surroundings};
+use crate::samples::{Edit, apply, edits, node_network, packets};
 use crate::select::TrafficPolicy;
-use crate::service::{FrontendKind, IpFamily, Place, Target};
+use crate::service::{FrontendKind, IpFamily, Locality, Target};
 use crate::table::ForwardingTable;
 
 /// What the table decides, but for what IPVS cannot do.
@@ -68,7 +68,8 @@ fn one_list(
     let masquerade = port.external_policy == TrafficPolicy::Cluster;
     let outcome = |target: &Target| Outcome::Forward {
         target: target.socket(),
-        masquerade: masquerade || (target.place == Place::Here && target.address == packet.source),
+        masquerade: masquerade
+            || (target.locality == Locality::Here && target.address == packet.source),
     };
     targets.iter().map(outcome).collect()
 }
@@ -77,13 +78,13 @@ fn is_virtual(table: &ForwardingTable, packet: &Packet) -> bool {
     let frontends = table.iter().flat_map(|(name, _)| table.frontends_of(name));
     let mut addresses = frontends.map(|(frontend, _)| frontend.host);
     // An address that the node has anyway is on no link of ours.
-    !table.surroundings().node_addresses.contains(&packet.destination)
+    !table.node_network().node_addresses.contains(&packet.destination)
         && addresses.any(|host| host == crate::service::Host::Address(packet.destination))
 }
 
 /// IPVS does with a packet what the table decides, but for the known differences.
 pub(crate) fn agree_on(table: &ForwardingTable, program: &Program, packet: &Packet) {
-    let found = trace(program, &table.surroundings().node_addresses, packet);
+    let found = trace(program, &table.node_network().node_addresses, packet);
     assert_eq!(found, expected(table, packet), "{packet:?} in\n{program}");
 }
 
@@ -92,11 +93,11 @@ proptest! {
 
     #[test]
     fn ipvs_does_what_the_table_decides(
-        surroundings in surroundings(),
+        node_network in node_network(),
         edits in proptest::collection::vec(edits(), 0..6),
     ) {
-        let (family, surroundings) = surroundings;
-        let mut table = ForwardingTable::new(family, &surroundings);
+        let (family, node_network) = node_network;
+        let mut table = ForwardingTable::new(family, &node_network);
         for edit in &edits {
             apply(&mut table, edit);
         }
@@ -135,12 +136,12 @@ proptest! {
 
     #[test]
     fn updates_lead_to_the_compiled_program(
-        surroundings in surroundings(),
-        others in surroundings(),
+        node_network in node_network(),
+        others in node_network(),
         edits in proptest::collection::vec(edits(), 1..20),
     ) {
-        let (family, surroundings) = surroundings;
-        let mut table = ForwardingTable::new(family, &surroundings);
+        let (family, node_network) = node_network;
+        let mut table = ForwardingTable::new(family, &node_network);
         let mut layout = Layout::new(&table, Scheduler::RoundRobin);
         let mut kernel = layout.program();
         for edit in &edits {
@@ -149,7 +150,7 @@ proptest! {
             prop_assert_eq!(&kernel, &compile(&table, Scheduler::RoundRobin));
         }
         // And the node has other addresses now.
-        table.surround(&others.1);
+        table.set_node_network(&others.1);
         carry_out(&mut kernel, &layout.update(&table, []));
         prop_assert_eq!(&kernel, &compile(&table, Scheduler::RoundRobin));
     }

@@ -41,7 +41,7 @@ pub(super) fn compile(
     add(nat, NODE_PORT, writer.node_port());
     add(nat, POSTROUTING, writer.postrouting(context));
     // Upstream does not drop invalid packets in this mode, and neither do we.
-    let mut passing = forward(context.surroundings.masquerade_mark);
+    let mut passing = forward(context.node_network.masquerade_mark);
     passing.remove(0);
     add(filter, FORWARD, passing);
     add(filter, NODE_PORT, vec![writer.health_checks()]);
@@ -89,7 +89,7 @@ fn hooks() -> Vec<Hook> {
         (filter, "OUTPUT", OUTGOING, "kubernetes ipvs access filter"),
     ]
     .into_iter()
-    .map(|(table, from, to, comment)| hook(table, from, to, comment, false))
+    .map(|(table, from, to, comment)| hook(table, from, to, [Match::Comment(comment.into())]))
     .collect()
 }
 

@@ -11,16 +11,16 @@ use std::time::Duration;
 use super::chains::shortcuts;
 use super::model::{Chain, Rule, Statement};
 use super::names::{AffinitySet, ChainName, ServiceChain};
+use crate::node_network::NodeNetwork;
 use crate::select::TrafficPolicy;
 use crate::service::{Frontend, FrontendKind, ServicePort, ServicePortName, Target};
-use crate::surroundings::Surroundings;
 
 /// All chains of a service port whose clients stay with their targets.
 pub(super) fn chains(
     name: &Arc<ServicePortName>,
     frontends: &[(Frontend, FrontendKind)],
     port: &ServicePort,
-    surroundings: &Surroundings,
+    node_network: &NodeNetwork,
 ) -> BTreeMap<ChainName, Chain> {
     let has = |internal: bool| {
         frontends.iter().any(|(_, kind)| (*kind == FrontendKind::ClusterIp) == internal)
@@ -43,7 +43,7 @@ pub(super) fn chains(
         targets.extend(&port.local);
     }
     if is_external {
-        add(sticky.chain(ServiceChain::External), sticky.external(surroundings));
+        add(sticky.chain(ServiceChain::External), sticky.external(node_network));
     }
     for target in targets {
         add(ChainName::Endpoint(sticky.set(&target)), sticky.endpoint(&target));
@@ -89,15 +89,15 @@ impl Sticky<'_> {
         again.chain(draw).collect()
     }
 
-    fn external(&self, surroundings: &Surroundings) -> Vec<Rule> {
+    fn external(&self, node_network: &NodeNetwork) -> Vec<Rule> {
         let cluster = self.chain(ServiceChain::Cluster);
         match self.port.external_policy {
             TrafficPolicy::Cluster => vec![
-                vec![Statement::SetMark(surroundings.masquerade_mark)],
+                vec![Statement::SetMark(node_network.masquerade_mark)],
                 vec![Statement::Goto(cluster)],
             ],
             TrafficPolicy::Local => {
-                let mut rules = shortcuts(surroundings, &cluster);
+                let mut rules = shortcuts(node_network, &cluster);
                 if !self.port.local.is_empty() {
                     rules.push(vec![Statement::Goto(self.chain(ServiceChain::Local))]);
                 }

@@ -11,12 +11,15 @@ use super::model::{
     Way,
 };
 use super::names::{ChainName, SetName, Slots};
+use crate::node_network::{DetectLocal, NodeNetwork, NodePorts};
 use crate::service::IpFamily;
-use crate::surroundings::{DetectLocal, NodePorts, Surroundings};
 
 const SERVICES: ChainName = ChainName::Fixed("services");
 const NODE_PORTS: ChainName = ChainName::Fixed("nodeports");
-const MASQUERADING: ChainName = ChainName::Fixed("masquerading");
+const NODE_SERVICES: ChainName = ChainName::Fixed("node-services");
+const INPUT_CHECK: ChainName = ChainName::Fixed("input-check");
+const FORWARD_CHECK: ChainName = ChainName::Fixed("forward-check");
+const OUTPUT_CHECK: ChainName = ChainName::Fixed("output-check");
 const FIREWALL_CHECK: ChainName = ChainName::Fixed("firewall-check");
 const SERVICE_ENDPOINTS_CHECK: ChainName = ChainName::Fixed("service-endpoints-check");
 const NODE_PORT_ENDPOINTS_CHECK: ChainName = ChainName::Fixed("nodeport-endpoints-check");
@@ -45,7 +48,7 @@ pub(super) fn behind(class: Class) -> impl Iterator<Item = ChainName> {
 }
 
 /// The rules of a chain that was made for a class.
-pub(super) fn definition(name: &ChainName, around: &Surroundings) -> Chain {
+pub(super) fn definition(name: &ChainName, around: &NodeNetwork) -> Chain {
     let rules = match name {
         ChainName::Pick(slots, count) => pick(*slots, *count),
         ChainName::External(slots, count) => {
@@ -71,7 +74,7 @@ pub(super) fn definition(name: &ChainName, around: &Surroundings) -> Chain {
 }
 
 /// Inside the cluster the external frontends are mere names for the Service.
-pub(super) fn shortcuts(around: &Surroundings, to: &ChainName) -> Vec<Rule> {
+pub(super) fn shortcuts(around: &NodeNetwork, to: &ChainName) -> Vec<Rule> {
     let goto = || Statement::Goto(to.clone());
     let pods = from_pods(&around.detect_local).into_iter().map(|is_pod| vec![is_pod, goto()]);
     let mark = Statement::SetMark(around.masquerade_mark);
@@ -116,36 +119,41 @@ fn from_strangers(detect_local: &DetectLocal) -> Option<Vec<Statement>> {
 }
 
 /// The chains that do not depend on Services.
-pub(super) fn fixed_chains(around: &Surroundings, family: IpFamily) -> BTreeMap<ChainName, Chain> {
+///
+/// Every packet of the machine comes by the base chains, whether or not it is for a Service. So
+/// each of them asks as little as possible before it lets go of a packet: whether it is the first
+/// of its connection, and whether its destination may be a frontend.
+pub(super) fn fixed_chains(around: &NodeNetwork, family: IpFamily) -> BTreeMap<ChainName, Chain> {
     let base = |name, kind, hook, priority, rules| {
         let base = Some(Base { kind, hook, priority });
         (ChainName::Fixed(name), Chain { base, rules })
     };
-    let check = |chain: &ChainName| vec![Statement::IsNew, Statement::Jump(chain.clone())];
-    let jump = |chain| vec![vec![Statement::Jump(chain)]];
+    let new = |chain: ChainName| vec![vec![Statement::IsNew, Statement::Jump(chain)]];
     let (filter, nat) = (ChainKind::Filter, ChainKind::Nat);
-    let checks = |chains: &[ChainName]| chains.iter().map(check).collect::<Vec<_>>();
     let plain = |name, rules| (name, Chain { base: None, rules });
-    let firewall = || checks(&[FIREWALL_CHECK]);
-    // What has been forwarded is served; that spares every packet the checks. It ends our chain
-    // only: the rules of others still see the packet.
-    let known = || vec![vec![Statement::IsTranslated, Statement::Accept]];
-    let (pre, pre_nat) = ("filter-prerouting-pre-dnat", "filter-output-pre-dnat");
+    let to_services = || vec![elsewhere(around, NODE_SERVICES), vec![Statement::Jump(SERVICES)]];
+    let checks = |chains: &[ChainName]| {
+        let jumps = chains.iter().map(|chain| vec![Statement::Jump(chain.clone())]);
+        let first = elsewhere(around, NODE_PORT_ENDPOINTS_CHECK);
+        [first].into_iter().chain(jumps).collect::<Vec<_>>()
+    };
     let input = [SERVICE_ENDPOINTS_CHECK, NODE_PORT_ENDPOINTS_CHECK];
-    let forward = [SERVICE_ENDPOINTS_CHECK, CLUSTER_IPS_CHECK];
     let output = [SERVICE_ENDPOINTS_CHECK, NODE_PORT_ENDPOINTS_CHECK, CLUSTER_IPS_CHECK];
+    let mut to_node = on_node_port(around, family);
+    to_node.push(Statement::Jump(NODE_PORTS));
     [
-        base(pre, filter, Hook::Prerouting, BEFORE_NAT, firewall()),
-        base(pre_nat, filter, Hook::Output, BEFORE_NAT, firewall()),
-        base("filter-input", filter, Hook::Input, 0, checks(&input)),
-        base("filter-forward", filter, Hook::Forward, 0, [known(), checks(&forward)].concat()),
-        base("filter-output", filter, Hook::Output, 0, checks(&output)),
-        base("nat-prerouting", nat, Hook::Prerouting, DESTINATION_NAT, jump(SERVICES)),
-        base("nat-output", nat, Hook::Output, DESTINATION_NAT, jump(SERVICES)),
-        base("nat-postrouting", nat, Hook::Postrouting, SOURCE_NAT, jump(MASQUERADING)),
-        plain(SERVICES, services(around, family)),
+        base("filter-input", filter, Hook::Input, 0, new(INPUT_CHECK)),
+        base("filter-forward", filter, Hook::Forward, 0, new(FORWARD_CHECK)),
+        base("filter-output", filter, Hook::Output, 0, new(OUTPUT_CHECK)),
+        base("nat-prerouting", nat, Hook::Prerouting, DESTINATION_NAT, to_services()),
+        base("nat-output", nat, Hook::Output, DESTINATION_NAT, to_services()),
+        base("nat-postrouting", nat, Hook::Postrouting, SOURCE_NAT, masquerading(around)),
+        plain(SERVICES, services(around)),
+        plain(NODE_SERVICES, vec![to_node]),
         plain(NODE_PORTS, lookups(NODE_PORT_KEY)),
-        plain(MASQUERADING, masquerading(around)),
+        plain(INPUT_CHECK, checks(&input)),
+        plain(FORWARD_CHECK, forward_check(around)),
+        plain(OUTPUT_CHECK, checks(&output)),
         plain(FIREWALL_CHECK, vec![firewall_check()]),
         plain(
             SERVICE_ENDPOINTS_CHECK,
@@ -159,12 +167,61 @@ pub(super) fn fixed_chains(around: &Surroundings, family: IpFamily) -> BTreeMap<
                 SetName::NoLocalEndpointNodePorts,
             )
             .into_iter()
-            .map(|rule| on_node(around, family).into_iter().chain(rule).collect())
+            .map(|mut rule| {
+                // Few ports are without endpoints, so that is asked before where the packet goes.
+                rule.splice(1..1, on_node(around, family));
+                rule
+            })
             .collect(),
         ),
         plain(CLUSTER_IPS_CHECK, cluster_ips_check(around)),
     ]
     .into()
+}
+
+/// The chains that only frontends need which not everybody may call. They see every packet, so they
+/// are there only as long as there are such frontends.
+pub(super) fn fences() -> impl Iterator<Item = (ChainName, Chain)> {
+    let check = || vec![vec![Statement::IsNew, Statement::Jump(FIREWALL_CHECK)]];
+    let fence = move |name, hook| {
+        let base = Some(Base { kind: ChainKind::Filter, hook, priority: BEFORE_NAT });
+        (ChainName::Fixed(name), Chain { base, rules: check() })
+    };
+    [
+        fence("filter-prerouting-pre-dnat", Hook::Prerouting),
+        fence("filter-output-pre-dnat", Hook::Output),
+    ]
+    .into_iter()
+}
+
+/// Lets go of what is for no address that a frontend has. Where node ports are served on every
+/// address of the node, which come and go unseen, it may still be for one of those: its port says.
+fn elsewhere(around: &NodeNetwork, node_ports: ChainName) -> Rule {
+    let mut rule = not_for_frontends(around);
+    rule.push(match around.node_ports {
+        NodePorts::Every { .. } => Statement::Goto(node_ports),
+        NodePorts::On(_) => Statement::Return,
+    });
+    rule
+}
+
+fn not_for_frontends(around: &NodeNetwork) -> Rule {
+    let outside = |net: &IpNet| Statement::Destination(Is::NotIn, *net);
+    let mut rule: Rule = around.service_networks.iter().map(outside).collect();
+    rule.push(Statement::Member(&[Field::Destination], Is::NotIn, SetName::FrontendIps));
+    rule
+}
+
+/// What goes on to another machine is never for a node port; and what has been forwarded is served.
+fn forward_check(around: &NodeNetwork) -> Vec<Rule> {
+    let mut elsewhere = not_for_frontends(around);
+    elsewhere.push(Statement::Return);
+    vec![
+        elsewhere,
+        vec![Statement::IsTranslated, Statement::Return],
+        vec![Statement::Jump(SERVICE_ENDPOINTS_CHECK)],
+        vec![Statement::Jump(CLUSTER_IPS_CHECK)],
+    ]
 }
 
 fn unserved(fields: &'static [Field], none: SetName, none_local: SetName) -> Vec<Rule> {
@@ -183,7 +240,7 @@ fn firewall_check() -> Rule {
 }
 
 /// Whatever still has a ClusterIP as its destination asked for a port that nobody serves.
-fn cluster_ips_check(around: &Surroundings) -> Vec<Rule> {
+fn cluster_ips_check(around: &NodeNetwork) -> Vec<Rule> {
     let unused = |net: &IpNet| vec![Statement::Destination(Is::In, *net), Statement::Drop];
     let mut rules = vec![vec![to_cluster_ip(), Statement::Reject]];
     rules.extend(around.service_networks.iter().map(unused));
@@ -195,7 +252,7 @@ fn to_cluster_ip() -> Statement {
 }
 
 /// The conditions under which a packet may be for a node port.
-fn on_node(around: &Surroundings, family: IpFamily) -> Vec<Statement> {
+fn on_node(around: &NodeNetwork, family: IpFamily) -> Vec<Statement> {
     match around.node_ports {
         NodePorts::Every { loopback: true } => vec![Statement::DestinationIsOurs],
         NodePorts::Every { loopback: false } => {
@@ -207,6 +264,14 @@ fn on_node(around: &Surroundings, family: IpFamily) -> Vec<Statement> {
     }
 }
 
+/// The same for a packet that may be for any port. What is forwarded to a pod goes to none of the
+/// ports in use, as a rule, and is spared the kernel's question whose the destination is.
+fn on_node_port(around: &NodeNetwork, family: IpFamily) -> Rule {
+    let in_use = Statement::Member(NODE_PORT_KEY, Is::In, SetName::NodePortsInUse);
+    let of_every = matches!(around.node_ports, NodePorts::Every { .. }).then_some(in_use);
+    of_every.into_iter().chain(on_node(around, family)).collect()
+}
+
 fn loopback(family: IpFamily) -> IpNet {
     match family {
         IpFamily::V4 => Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8).into(),
@@ -214,7 +279,7 @@ fn loopback(family: IpFamily) -> IpNet {
     }
 }
 
-fn services(around: &Surroundings, family: IpFamily) -> Vec<Rule> {
+fn services(around: &NodeNetwork) -> Vec<Rule> {
     let mark = Statement::SetMark(around.masquerade_mark);
     let strangers = match around.masquerade_all {
         true => Some(Vec::new()),
@@ -224,8 +289,7 @@ fn services(around: &Surroundings, family: IpFamily) -> Vec<Rule> {
         rule.extend([to_cluster_ip(), mark]);
         rule
     });
-    let mut to_node = on_node(around, family);
-    to_node.push(Statement::Jump(NODE_PORTS));
+    let to_node = vec![Statement::Goto(NODE_SERVICES)];
     masquerade.into_iter().chain(lookups(ADDRESS_KEY)).chain([to_node]).collect()
 }
 
@@ -241,7 +305,7 @@ fn lookups(fields: &'static [Field]) -> Vec<Rule> {
     ]
 }
 
-fn masquerading(around: &Surroundings) -> Vec<Rule> {
+fn masquerading(around: &NodeNetwork) -> Vec<Rule> {
     const SELF: &[Field] = &[Field::Source, Field::Destination, Field::Protocol, Field::Port];
     let mut rules = vec![vec![
         Statement::IsTranslated,
@@ -258,10 +322,7 @@ fn masquerading(around: &Surroundings) -> Vec<Rule> {
                 .push(from_pod.into_iter().chain(outside).chain([Statement::Masquerade]).collect());
         }
     }
-    rules.extend([
-        vec![Statement::MarkClear(around.masquerade_mark), Statement::Return],
-        vec![Statement::FlipMark(around.masquerade_mark)],
-        vec![Statement::Masquerade],
-    ]);
+    let mark = around.masquerade_mark;
+    rules.push(vec![Statement::MarkSet(mark), Statement::FlipMark(mark), Statement::Masquerade]);
     rules
 }

@@ -3,51 +3,60 @@
 //! The chains are in `chains`, those of Services with session affinity in `affinity`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use super::chains::{definition, fixed_chains};
+use super::chains::{definition, fences, fixed_chains};
 use super::model::{Chain, Class, Key, Program, Value, Way};
 use super::names::{AffinitySet, ChainName, ServiceChain, Slots};
 use super::{affinity, chains};
+use crate::node_network::{NodeNetwork, NodePorts};
 use crate::select::TrafficPolicy;
-use crate::service::{Frontend, FrontendKind, Host, Place, ServicePort, ServicePortName, Target};
-use crate::surroundings::{NodePorts, Surroundings};
+use crate::service::{
+    Frontend, FrontendKind, Host, Locality, ServicePort, ServicePortName, Target,
+};
 use crate::table::ForwardingTable;
 
 /// So many targets at most can one frontend have; further ones get no connections.
-pub const SLOT_LIMIT: usize = 0xffff;
+pub(crate) const SLOT_LIMIT: usize = 0xffff;
 
 /// Compiles the whole table; targets take their slots in order.
 pub fn compile(table: &ForwardingTable) -> Program {
-    let surroundings = table.surroundings();
-    let mut chains = fixed_chains(surroundings, table.family());
-    let mut elements: BTreeMap<_, _> = fixed_elements(surroundings).collect();
+    let node_network = table.node_network();
+    let mut chains = fixed_chains(node_network, table.family());
+    let mut has_fences = false;
+    let mut elements: BTreeMap<_, _> = fixed_elements(node_network).collect();
     let mut affinity = BTreeSet::new();
     for (name, port) in table.iter() {
         let frontends = table.frontends_of(name);
-        let needs = Needs::of(name, &frontends, port, surroundings);
+        let needs = Needs::of(name, &frontends, port, node_network);
         for class in &needs.classes {
             elements.extend([pick_element(*class)]);
             let wanted = chains::behind(*class);
-            chains.extend(wanted.map(|name| (name.clone(), definition(&name, surroundings))));
+            chains.extend(wanted.map(|name| (name.clone(), definition(&name, node_network))));
         }
         elements.extend(needs.shared.into_iter().map(|key| (key, Value::Member)));
         elements.extend(needs.own);
         chains.extend(needs.chains);
         affinity.extend(needs.sets);
+        has_fences |= needs.is_fenced;
+    }
+    if has_fences {
+        chains.extend(fences());
     }
     Program { family: table.family(), chains, elements, affinity }
 }
 
 /// The elements that do not depend on Services.
-pub(super) fn fixed_elements(around: &Surroundings) -> impl Iterator<Item = (Key, Value)> + '_ {
+pub(super) fn fixed_elements(around: &NodeNetwork) -> impl Iterator<Item = (Key, Value)> + '_ {
     let addresses = match &around.node_ports {
         NodePorts::On(addresses) => Some(addresses),
         NodePorts::Every { .. } => None,
     };
-    addresses.into_iter().flatten().map(|address| (Key::NodePortIp(*address), Value::Member))
+    let keys = |address: &IpAddr| [Key::NodePortIp(*address), Key::FrontendIp(*address)];
+    addresses.into_iter().flatten().flat_map(keys).map(|key| (key, Value::Member))
 }
 
 /// The element that leads from a class to its chain.
@@ -68,6 +77,8 @@ pub(super) struct Needs {
     pub(super) chains: BTreeMap<ChainName, Chain>,
     /// Sets of its own; only with session affinity.
     pub(super) sets: BTreeSet<AffinitySet>,
+    /// Whether not everybody may call it.
+    pub(super) is_fenced: bool,
 }
 
 impl Needs {
@@ -77,23 +88,33 @@ impl Needs {
         name: &Arc<ServicePortName>,
         frontends: &[(Frontend, FrontendKind)],
         port: &ServicePort,
-        surroundings: &Surroundings,
+        node_network: &NodeNetwork,
     ) -> Self {
         let mut needs = Self::default();
         for (frontend, kind) in frontends {
             needs.frontend(name, *frontend, *kind, port);
             if *kind == FrontendKind::LoadBalancer {
-                needs.fence(name, *frontend, port, surroundings);
+                needs.fence(name, *frontend, port, node_network);
             }
-            if let (FrontendKind::ClusterIp, Host::Address(address)) = (kind, frontend.host) {
+            let Host::Address(address) = frontend.host else {
+                if let NodePorts::Every { .. } = node_network.node_ports {
+                    needs.shared.insert(Key::NodePort(frontend.protocol, frontend.port));
+                }
+                continue;
+            };
+            if *kind == FrontendKind::ClusterIp {
                 needs.shared.insert(Key::ClusterIp(address));
+            }
+            if !node_network.expects_frontends(address) {
+                needs.shared.insert(Key::FrontendIp(address));
             }
         }
         if !frontends.is_empty() {
-            let here = port.cluster.iter().chain(&port.local).filter(|t| t.place == Place::Here);
+            let here =
+                port.cluster.iter().chain(&port.local).filter(|t| t.locality == Locality::Here);
             needs.shared.extend(here.map(|t| Key::Hairpin(t.address, name.protocol, t.port)));
             if port.affinity.is_some() && port.has_endpoints() {
-                let sticky = affinity::chains(name, frontends, port, surroundings);
+                let sticky = affinity::chains(name, frontends, port, node_network);
                 needs.sets = affinity::sets(&sticky);
                 needs.chains = sticky;
             }
@@ -170,15 +191,16 @@ impl Needs {
         name: &Arc<ServicePortName>,
         frontend: Frontend,
         port: &ServicePort,
-        surroundings: &Surroundings,
+        node_network: &NodeNetwork,
     ) {
         let Host::Address(address) = frontend.host else { return };
         let Some(ranges) = &port.source_ranges else { return };
         let mut ranges: Vec<IpNet> = ranges.clone();
-        if surroundings.node_address.is_some_and(|node| port.admits(node)) && !port.admits(address)
+        if node_network.node_address.is_some_and(|node| port.admits(node)) && !port.admits(address)
         {
             ranges.push(address.into());
         }
+        self.is_fenced = true;
         self.own.push((Key::Firewalled(frontend), Value::Named(name.clone())));
         // Ranges must not overlap; the wider ones do for the narrower ones.
         let allowed = IpNet::aggregate(&ranges);

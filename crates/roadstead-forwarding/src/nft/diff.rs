@@ -4,29 +4,31 @@
 //! hole, so the slots stay dense and everything else stays where it is. The layout remembers the
 //! slots; compared with a fresh [`compile`](super::compile::compile) they may be in another order.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::chains::{behind, definition, fixed_chains};
+use super::chains::{behind, definition, fences, fixed_chains};
 use super::compile::{Needs, fixed_elements, pick_element};
 use super::model::{Chain, Class, Key, Program, Transaction, Value};
 use super::names::{AffinitySet, ChainName};
+use crate::node_network::NodeNetwork;
 use crate::select::TrafficPolicy;
 use crate::service::{Frontend, FrontendKind, IpFamily, ServicePort, ServicePortName, Target};
-use crate::surroundings::Surroundings;
 use crate::table::ForwardingTable;
 
 /// What the kernel holds, in compact form.
 #[derive(Debug)]
 pub struct Layout {
     family: IpFamily,
-    surroundings: Surroundings,
+    node_network: NodeNetwork,
     /// The classes whose chains exist. They are never deleted one by one: an unused one is
     /// harmless, and old kernels release references too late to delete a chain safely.
     classes: BTreeSet<Class>,
     ports: BTreeMap<Arc<ServicePortName>, Installed>,
     /// How many service ports need each shared element.
-    shared: HashMap<Key, usize>,
+    shared: BTreeMap<Key, usize>,
+    /// How many service ports not everybody may call.
+    fenced: usize,
     /// Chains and sets that nothing refers to since the last transaction; the next one deletes
     /// them, for the same reason.
     retired_chains: BTreeSet<ChainName>,
@@ -46,10 +48,11 @@ impl Layout {
     pub fn new(table: &ForwardingTable) -> Self {
         Self {
             family: table.family(),
-            surroundings: table.surroundings().clone(),
+            node_network: table.node_network().clone(),
             classes: BTreeSet::new(),
             ports: BTreeMap::new(),
-            shared: HashMap::new(),
+            shared: BTreeMap::new(),
+            fenced: 0,
             retired_chains: BTreeSet::new(),
             retired_sets: BTreeSet::new(),
         }
@@ -83,6 +86,7 @@ impl Layout {
         let mut transaction = Transaction::default();
         let ripe = std::mem::take(&mut self.retired_chains);
         let ripe_sets = std::mem::take(&mut self.retired_sets);
+        let had_fences = self.fenced > 0;
         let mut released = Vec::new();
         for name in changed {
             let before = self.ports.remove(&name).unwrap_or_default();
@@ -92,6 +96,11 @@ impl Layout {
         // Released last, so that an element which changes hands never leaves.
         transaction.delete.extend(released.into_iter().filter(|key| self.release(key)));
         revive(&mut transaction, &ripe, &ripe_sets);
+        match (had_fences, self.fenced > 0) {
+            (false, true) => transaction.add_chains.extend(fences()),
+            (true, false) => transaction.delete_chains.extend(fences().map(|(name, _)| name)),
+            _ => {}
+        }
         transaction
     }
 
@@ -112,21 +121,24 @@ impl Layout {
 
     /// Everything the kernel holds.
     pub fn program(&self) -> Program {
-        let mut chains = fixed_chains(&self.surroundings, self.family);
-        let mut elements: BTreeMap<_, _> = fixed_elements(&self.surroundings).collect();
+        let mut chains = fixed_chains(&self.node_network, self.family);
+        let mut elements: BTreeMap<_, _> = fixed_elements(&self.node_network).collect();
         let mut affinity = self.retired_sets.clone();
         chains.extend(self.retired_chains.iter().map(|name| (name.clone(), Chain::default())));
         for class in &self.classes {
             let wanted = behind(*class);
-            chains.extend(wanted.map(|name| (name.clone(), definition(&name, &self.surroundings))));
+            chains.extend(wanted.map(|name| (name.clone(), definition(&name, &self.node_network))));
             elements.extend([pick_element(*class)]);
         }
         elements.extend(self.shared.keys().map(|key| (*key, Value::Member)));
         for (name, installed) in &self.ports {
-            let needs = installed.needs(name, &self.surroundings);
+            let needs = installed.needs(name, &self.node_network);
             elements.extend(needs.own);
             chains.extend(needs.chains);
             affinity.extend(needs.sets);
+        }
+        if self.fenced > 0 {
+            chains.extend(fences());
         }
         Program { family: self.family, chains, elements, affinity }
     }
@@ -140,8 +152,8 @@ impl Layout {
         now: Installed,
         transaction: &mut Transaction,
     ) -> BTreeSet<Key> {
-        let old = before.needs(&name, &self.surroundings);
-        let new = now.needs(&name, &self.surroundings);
+        let old = before.needs(&name, &self.node_network);
+        let new = now.needs(&name, &self.node_network);
         for class in &new.classes {
             self.add_class(*class, transaction);
         }
@@ -168,6 +180,7 @@ impl Layout {
             self.retired_chains.insert(name.clone());
         }
         self.retired_sets.extend(old.sets.difference(&new.sets).cloned());
+        self.fenced = self.fenced + usize::from(new.is_fenced) - usize::from(old.is_fenced);
         if now.port.is_some() {
             self.ports.insert(name, now);
         }
@@ -181,7 +194,7 @@ impl Layout {
         for chain in behind(class) {
             // Another class may have brought the same `pick-N` along.
             if !self.classes.iter().any(|known| behind(*known).any(|name| name == chain)) {
-                let rules = definition(&chain, &self.surroundings);
+                let rules = definition(&chain, &self.node_network);
                 transaction.add_chains.push((chain, rules));
             }
         }
@@ -274,9 +287,9 @@ impl Installed {
         Self { frontends, port: Some(Arc::new(port)) }
     }
 
-    fn needs(&self, name: &Arc<ServicePortName>, surroundings: &Surroundings) -> Needs {
+    fn needs(&self, name: &Arc<ServicePortName>, node_network: &NodeNetwork) -> Needs {
         let port = self.port.as_deref();
-        let needs = |port| Needs::of(name, &self.frontends, port, surroundings);
+        let needs = |port| Needs::of(name, &self.frontends, port, node_network);
         port.map(needs).unwrap_or_default()
     }
 }
@@ -306,8 +319,8 @@ fn compare(before: &[(Key, Value)], now: &[(Key, Value)], transaction: &mut Tran
 
 /// Gives every wanted target a slot, moving as few as possible.
 fn assign_slots(before: &[Target], wanted: &[Target]) -> Vec<Target> {
-    let wanted_set: HashSet<_> = wanted.iter().collect();
-    let known: HashSet<_> = before.iter().collect();
+    let wanted_set: BTreeSet<_> = wanted.iter().collect();
+    let known: BTreeSet<_> = before.iter().collect();
     let mut incoming = wanted.iter().filter(|target| !known.contains(target)).copied();
     let keep_or_fill = |target: &Target| {
         if wanted_set.contains(target) { Some(*target) } else { incoming.next() }
@@ -328,11 +341,12 @@ fn assign_slots(before: &[Target], wanted: &[Target]) -> Vec<Target> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::service::Place;
+    use crate::service::Locality;
 
     /// Each letter is a target.
     fn targets(text: &str) -> Vec<Target> {
-        let target = |c: u8| Target { address: [10, 0, 0, c].into(), port: 80, place: Place::Here };
+        let target =
+            |c: u8| Target { address: [10, 0, 0, c].into(), port: 80, locality: Locality::Here };
         text.bytes().map(target).collect()
     }
 

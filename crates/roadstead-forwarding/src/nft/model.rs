@@ -138,8 +138,8 @@ pub enum Statement {
     DestinationIsOurs,
     /// `meta l4proto tcp`.
     ProtocolIs(Protocol),
-    /// `meta mark & bits == 0`.
-    MarkClear(u32),
+    /// `meta mark & bits != 0`.
+    MarkSet(u32),
     /// `fields @set` or `fields != @set`.
     Member(&'static [Field], Is, SetName),
     /// `ip saddr @set`: the sender has used this target not long ago.
@@ -206,9 +206,9 @@ pub enum Field {
 }
 
 /// The key of a frontend with an address of its own.
-pub const ADDRESS_KEY: &[Field] = &[Field::Destination, Field::Protocol, Field::Port];
+pub(crate) const ADDRESS_KEY: &[Field] = &[Field::Destination, Field::Protocol, Field::Port];
 /// The key of a node port.
-pub const NODE_PORT_KEY: &[Field] = &[Field::Protocol, Field::Port];
+pub(crate) const NODE_PORT_KEY: &[Field] = &[Field::Protocol, Field::Port];
 
 /// How connections to a frontend go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -253,6 +253,10 @@ pub enum Key {
     ClusterIp(IpAddr),
     /// In `nodeport-ips`.
     NodePortIp(IpAddr),
+    /// In `frontend-ips`.
+    FrontendIp(IpAddr),
+    /// In `nodeports-in-use`.
+    NodePort(Protocol, u16),
     /// In `hairpin-connections`: from this endpoint to itself.
     Hairpin(IpAddr, Protocol, u16),
     /// In `service-ips` or `service-nodeports`.
@@ -305,6 +309,8 @@ impl Key {
         match self {
             Key::ClusterIp(_) => S::ClusterIps,
             Key::NodePortIp(_) => S::NodePortIps,
+            Key::FrontendIp(_) => S::FrontendIps,
+            Key::NodePort(..) => S::NodePortsInUse,
             Key::Hairpin(..) => S::HairpinConnections,
             Key::Service(f) => by_host(f, S::ServiceIps, S::ServiceNodePorts),
             Key::LocalService(f) => by_host(f, S::LocalServiceIps, S::LocalServiceNodePorts),
@@ -323,7 +329,7 @@ impl Key {
     }
 
     /// The same frontend's key for another slot.
-    pub fn at_slot(self, slot: u32) -> Self {
+    pub(crate) fn at_slot(self, slot: u32) -> Self {
         match self {
             Key::Endpoint(frontend, _) => Key::Endpoint(frontend, slot),
             Key::LocalEndpoint(frontend, _) => Key::LocalEndpoint(frontend, slot),
@@ -342,8 +348,11 @@ impl Key {
             [address, Some(Protocol(f.protocol)), Some(Port(f.port)), last]
         };
         let fields = match self {
-            Key::ClusterIp(address) | Key::NodePortIp(address) => {
+            Key::ClusterIp(address) | Key::NodePortIp(address) | Key::FrontendIp(address) => {
                 [Some(Address(*address)), None, None, None]
+            }
+            Key::NodePort(protocol, port) => {
+                [Some(Protocol(*protocol)), Some(Port(*port)), None, None]
             }
             Key::Hairpin(address, protocol, port) => [
                 Some(Address(*address)),

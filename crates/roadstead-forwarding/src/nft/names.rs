@@ -133,7 +133,7 @@ fn path(service: &ServicePortName) -> String {
 }
 
 /// Watches may deliver names that no server would accept: each still gets a name of its own.
-fn bounded(name: String) -> String {
+pub fn bounded(name: String) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-/._".contains(c);
     if name.len() <= NAME_LIMIT && name.chars().all(plain) {
         return name;
@@ -151,6 +151,12 @@ pub enum SetName {
     ClusterIps,
     /// The addresses that serve node ports, unless all do.
     NodePortIps,
+    /// Whatever has an address that a frontend has, besides those of the Service networks. What is
+    /// for none of them is none of our business.
+    FrontendIps,
+    /// The node ports that anybody has, where every address of the node serves them: only what is
+    /// for one of those ports is worth the question whether its destination is the node.
+    NodePortsInUse,
     /// Endpoints of this node calling themselves.
     HairpinConnections,
     /// Frontend to its class. A verdict for each would make the kernel check all of them whenever
@@ -194,9 +200,11 @@ pub enum SetName {
 
 impl SetName {
     /// All of them, in the order of creation.
-    pub const ALL: [SetName; 21] = [
+    pub const ALL: [SetName; 23] = [
         SetName::ClusterIps,
         SetName::NodePortIps,
+        SetName::FrontendIps,
+        SetName::NodePortsInUse,
         SetName::HairpinConnections,
         SetName::ServiceIps,
         SetName::LocalServiceIps,
@@ -223,6 +231,8 @@ impl SetName {
         match self {
             SetName::ClusterIps => "cluster-ips",
             SetName::NodePortIps => "nodeport-ips",
+            SetName::FrontendIps => "frontend-ips",
+            SetName::NodePortsInUse => "nodeports-in-use",
             SetName::HairpinConnections => "hairpin-connections",
             SetName::ServiceIps => "service-ips",
             SetName::LocalServiceIps => "local-service-ips",
@@ -249,7 +259,7 @@ impl SetName {
     pub fn key_types(self) -> &'static [Type] {
         use Type::{Address, Class, Mark, Port, Protocol};
         match self {
-            SetName::ClusterIps | SetName::NodePortIps => &[Address],
+            SetName::ClusterIps | SetName::NodePortIps | SetName::FrontendIps => &[Address],
             SetName::HairpinConnections => &[Address, Address, Protocol, Port],
             SetName::ServiceIps
             | SetName::LocalServiceIps
@@ -257,7 +267,8 @@ impl SetName {
             | SetName::NoEndpointServices
             | SetName::NoLocalEndpointServices
             | SetName::FirewallIps => &[Address, Protocol, Port],
-            SetName::ServiceNodePorts
+            SetName::NodePortsInUse
+            | SetName::ServiceNodePorts
             | SetName::LocalServiceNodePorts
             | SetName::AffinityNodePorts
             | SetName::NoEndpointNodePorts

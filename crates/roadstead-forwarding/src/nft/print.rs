@@ -183,7 +183,7 @@ fn statement(family: IpFamily, statement: &Statement) -> String {
         Statement::SourceIsOurs => "fib saddr type local".into(),
         Statement::DestinationIsOurs => "fib daddr type local".into(),
         Statement::ProtocolIs(protocol) => format!("meta l4proto {protocol}"),
-        Statement::MarkClear(bits) => format!("meta mark & {bits:#010x} == 0x00000000"),
+        Statement::MarkSet(bits) => format!("meta mark & {bits:#010x} != 0x00000000"),
         Statement::Member(fields, is, set) => {
             format!("{} {}@{}", loads(ip, fields), not(*is), set.name())
         }

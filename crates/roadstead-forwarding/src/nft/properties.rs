@@ -16,10 +16,10 @@ use super::diff::Layout;
 use super::model::{Chain, Key, Program, Transaction, Value};
 use super::names::{ChainName, SetName};
 use super::trace::{Path, Situation, trace};
+use crate::node_network::{DetectLocal, NodeNetwork, NodePorts};
 use crate::packet::{Origin, Outcome, Packet};
 use crate::select::TrafficPolicy;
-use crate::service::{IpFamily, Place, Protocol, ServicePort, ServicePortName, Target};
-use crate::surroundings::{DetectLocal, NodePorts, Surroundings};
+use crate::service::{IpFamily, Locality, Protocol, ServicePort, ServicePortName, Target};
 use crate::table::ForwardingTable;
 
 /// Addresses are few, so that Services collide and endpoints are shared.
@@ -110,7 +110,7 @@ fn families() -> impl Strategy<Value = IpFamily> {
 }
 
 /// A family, and what is around the table.
-fn worlds() -> impl Strategy<Value = (IpFamily, Surroundings)> {
+fn worlds() -> impl Strategy<Value = (IpFamily, NodeNetwork)> {
     (families(), 0..4u8, any::<bool>(), 0..3u8, any::<bool>()).prop_map(
         |(family, detect, masquerade_all, node_ports, known_networks)| {
             let detect_local = match detect {
@@ -131,16 +131,16 @@ fn worlds() -> impl Strategy<Value = (IpFamily, Surroundings)> {
             };
             let service_networks =
                 if known_networks { vec![network(family, VIPS)] } else { vec![] };
-            let surroundings = Surroundings {
+            let node_network = NodeNetwork {
                 detect_local,
                 masquerade_all,
                 node_ports,
                 node_address: Some(own),
                 node_addresses: [own, address(family, NODES, 2), loopback].into(),
                 service_networks,
-                ..Surroundings::default()
+                ..NodeNetwork::default()
             };
-            (family, surroundings)
+            (family, node_network)
         },
     )
 }
@@ -154,7 +154,7 @@ fn apply(table: &mut ForwardingTable, edit: &Edit) -> BTreeSet<Arc<ServicePortNa
         let target = |host: &u8| Target {
             address: address(family, PODS, *host),
             port: 8080 + u16::from(host % 2),
-            place: if host.is_multiple_of(3) { Place::Here } else { Place::Elsewhere },
+            locality: if host.is_multiple_of(3) { Locality::Here } else { Locality::Elsewhere },
         };
         let name = ServicePortName {
             namespace: "ns".into(),
@@ -185,7 +185,7 @@ fn apply(table: &mut ForwardingTable, edit: &Edit) -> BTreeSet<Arc<ServicePortNa
         };
         if port.uses_local() && port.has_endpoints() {
             let here = |targets: &BTreeSet<u8>| -> Vec<Target> {
-                targets.iter().map(target).filter(|t| t.place == Place::Here).collect()
+                targets.iter().map(target).filter(|t| t.locality == Locality::Here).collect()
             };
             port.local = here(&given.targets);
             if port.local.is_empty() {
@@ -239,7 +239,7 @@ fn packets(family: IpFamily) -> Vec<Packet> {
     packets
 }
 
-fn situation<'a>(around: &'a Surroundings, packet: &'a Packet) -> Situation<'a> {
+fn situation<'a>(around: &'a NodeNetwork, packet: &'a Packet) -> Situation<'a> {
     Situation { packet, node_addresses: &around.node_addresses, before: None }
 }
 
@@ -272,7 +272,7 @@ pub(crate) fn agree_on(
     before: SocketAddr,
 ) {
     let permitted = table.decide(packet);
-    let situation = situation(table.surroundings(), packet);
+    let situation = situation(table.node_network(), packet);
     let found = chances(&trace(program, &situation));
     let each = (1, permitted.len() as u64);
     let wanted: BTreeMap<_, _> = permitted.iter().map(|outcome| (*outcome, each)).collect();
@@ -388,7 +388,7 @@ fn a_successor_finds_the_local_slots_of_a_service_whose_cluster_ip_is_taken() {
         };
         Edit { service, ports: vec![port] }
     };
-    let mut table = ForwardingTable::new(IpFamily::V4, &Surroundings::default());
+    let mut table = ForwardingTable::new(IpFamily::V4, &NodeNetwork::default());
     let mut layout = Layout::new(&table);
     for edit in [
         edit(4, 0, &[], (Local, Cluster), &[9]),
@@ -476,7 +476,7 @@ proptest! {
         toggles in vec(0..60u8, 1..40),
         local in policies(),
     ) {
-        let mut table = ForwardingTable::new(IpFamily::V4, &Surroundings::default());
+        let mut table = ForwardingTable::new(IpFamily::V4, &NodeNetwork::default());
         let mut layout = Layout::new(&table);
         for edit in &others {
             let changed = apply(&mut table, edit);

@@ -214,7 +214,7 @@ impl<'a> Walk<'a> {
             Statement::SourceIsOurs => Step::matches(ours.contains(&self.packet.source)),
             Statement::DestinationIsOurs => Step::matches(ours.contains(&self.packet.destination)),
             Statement::ProtocolIs(protocol) => Step::matches(self.packet.protocol == *protocol),
-            Statement::MarkClear(bits) => Step::matches(self.mark & bits == 0),
+            Statement::MarkSet(bits) => Step::matches(self.mark & bits != 0),
             Statement::Member(fields, sense, set) => is(*sense, self.find(fields, *set).is_some()),
             Statement::Remembered(set) => Step::matches(self.situation.before == Some(set.target)),
             Statement::Remember(_) => Step::Next,
@@ -305,6 +305,8 @@ impl<'a> Walk<'a> {
         let keys = [
             Key::ClusterIp(destination),
             Key::NodePortIp(destination),
+            Key::FrontendIp(destination),
+            Key::NodePort(protocol, port),
             Key::Service(frontend),
             Key::LocalService(frontend),
             Key::Affinity(frontend),

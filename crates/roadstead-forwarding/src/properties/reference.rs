@@ -13,9 +13,9 @@ use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointSlic
 use roadstead_api::key::ObjectKey;
 
 use super::clusters::{Event, News, SocketFrontend};
+use crate::node_network::{DetectLocal, NodeNetwork, NodePorts};
 use crate::packet::{Origin, Outcome, Packet};
 use crate::service::Protocol;
-use crate::surroundings::{DetectLocal, NodePorts, Surroundings};
 
 /// All objects that there are in the end, and the zone of the node n1.
 #[derive(Default)]
@@ -50,7 +50,7 @@ impl Cluster {
 }
 
 /// What clients may think to dial, whether or not it leads anywhere.
-pub(super) fn frontends(cluster: &Cluster, around: &Surroundings) -> Vec<SocketFrontend> {
+pub(super) fn frontends(cluster: &Cluster, around: &NodeNetwork) -> Vec<SocketFrontend> {
     let mut all = Vec::new();
     for service in cluster.services.values() {
         let spec = service.spec.as_ref().unwrap();
@@ -98,7 +98,7 @@ fn network(text: &str) -> Option<IpNet> {
 /// All that may become of a packet. `before` is where its sender went the last time.
 pub(super) fn route(
     cluster: &Cluster,
-    around: &Surroundings,
+    around: &NodeNetwork,
     packet: &Packet,
     before: Option<SocketAddr>,
 ) -> BTreeSet<Outcome> {
@@ -133,7 +133,7 @@ pub(super) fn route(
 }
 
 /// 18: what is for no port of any Service.
-fn stray(cluster: &Cluster, around: &Surroundings, destination: IpAddr) -> Outcome {
+fn stray(cluster: &Cluster, around: &NodeNetwork, destination: IpAddr) -> Outcome {
     let mut services = cluster.services.values().filter(|service| is_ours(service));
     if services.any(|service| cluster_ips(service).contains(&destination)) {
         Outcome::Reject
@@ -164,7 +164,7 @@ fn cluster_ips(service: &Service) -> Vec<IpAddr> {
 /// them counts, then age, and a Service that does not say is young; then the name.
 fn called<'a>(
     cluster: &'a Cluster,
-    around: &Surroundings,
+    around: &NodeNetwork,
     packet: &Packet,
 ) -> Option<(&'a ObjectKey, &'a ServiceSpec, &'a ServicePort, Way)> {
     let mut found = Vec::new();
@@ -200,7 +200,7 @@ fn called<'a>(
 fn way_to(
     service: &Service,
     port: &ServicePort,
-    around: &Surroundings,
+    around: &NodeNetwork,
     packet: &Packet,
 ) -> Option<Way> {
     let spec = service.spec.as_ref().unwrap();
@@ -225,7 +225,7 @@ fn way_to(
 }
 
 /// 2 and 3.
-fn serves_node_ports(around: &Surroundings, destination: IpAddr) -> bool {
+fn serves_node_ports(around: &NodeNetwork, destination: IpAddr) -> bool {
     match &around.node_ports {
         NodePorts::On(addresses) => addresses.contains(&destination),
         NodePorts::Every { .. } if destination.is_loopback() => false,
@@ -234,7 +234,7 @@ fn serves_node_ports(around: &Surroundings, destination: IpAddr) -> bool {
 }
 
 /// 7 and 8.
-fn is_admitted(spec: &ServiceSpec, around: &Surroundings, packet: &Packet) -> bool {
+fn is_admitted(spec: &ServiceSpec, around: &NodeNetwork, packet: &Packet) -> bool {
     let texts = || spec.load_balancer_source_ranges.iter().flatten();
     let ranges: Vec<IpNet> = texts()
         .filter_map(|text| network(text))
@@ -248,7 +248,7 @@ fn is_admitted(spec: &ServiceSpec, around: &Surroundings, packet: &Packet) -> bo
 }
 
 /// Whether only endpoints of this node will do, and whether the sender is hidden from them.
-fn treatment(spec: &ServiceSpec, way: Way, around: &Surroundings, packet: &Packet) -> (bool, bool) {
+fn treatment(spec: &ServiceSpec, way: Way, around: &NodeNetwork, packet: &Packet) -> (bool, bool) {
     let is_local = |policy: &Option<String>| policy.as_deref() == Some("Local");
     let pod = is_pod(around, packet);
     if way == Way::ClusterIp {
@@ -267,7 +267,7 @@ fn treatment(spec: &ServiceSpec, way: Way, around: &Surroundings, packet: &Packe
 }
 
 /// Whether it comes from a pod, if there is a way to tell.
-fn is_pod(around: &Surroundings, packet: &Packet) -> Option<bool> {
+fn is_pod(around: &NodeNetwork, packet: &Packet) -> Option<bool> {
     let interface = match &packet.origin {
         Origin::Network(name) => name,
         Origin::Node => "",

@@ -5,7 +5,7 @@
 //! `from:NET` (`from:` alone lets nobody in), `made:SECOND`, `sticky`. Where it says `here!` the target runs on this node.
 
 use super::*;
-use crate::surroundings::{DetectLocal, NodePorts};
+use crate::node_network::{DetectLocal, NodePorts};
 use std::time::Duration;
 
 fn port_name(name: &str) -> ServicePortName {
@@ -44,7 +44,7 @@ fn service_port(text: &str) -> (ServicePortName, ServicePort) {
         }
     }
     if port.uses_local() {
-        let here = port.cluster.iter().filter(|target| target.place == Place::Here);
+        let here = port.cluster.iter().filter(|target| target.locality == Locality::Here);
         port.local = here.copied().collect();
     }
     (name, port)
@@ -54,8 +54,8 @@ fn targets(text: &str) -> Vec<Target> {
     let target = |word: &str| {
         let here = word.strip_prefix("here!");
         let socket: SocketAddr = here.unwrap_or(word).parse().unwrap();
-        let place = if here.is_some() { Place::Here } else { Place::Elsewhere };
-        Target { address: socket.ip(), port: socket.port(), place }
+        let locality = if here.is_some() { Locality::Here } else { Locality::Elsewhere };
+        Target { address: socket.ip(), port: socket.port(), locality }
     };
     text.split(',').filter(|word| !word.is_empty()).map(target).collect()
 }
@@ -68,18 +68,18 @@ fn add(table: &mut ForwardingTable, text: &str) -> String {
     changed.iter().map(|name| name.name.clone()).collect::<Vec<_>>().join(" ")
 }
 
-fn surroundings() -> Surroundings {
-    Surroundings {
+fn node_network() -> NodeNetwork {
+    NodeNetwork {
         detect_local: DetectLocal::Networks(vec!["10.0.0.0/16".parse().unwrap()]),
         node_address: Some([192, 168, 0, 7].into()),
         node_addresses: [[192, 168, 0, 7], [127, 0, 0, 1]].map(IpAddr::from).into(),
         service_networks: vec!["10.9.0.0/24".parse().unwrap()],
-        ..Surroundings::default()
+        ..NodeNetwork::default()
     }
 }
 
 fn table() -> ForwardingTable {
-    ForwardingTable::new(IpFamily::V4, &surroundings())
+    ForwardingTable::new(IpFamily::V4, &node_network())
 }
 
 /// `node` sends from the node itself; `eth0!1.2.3.4` comes in by that interface.
@@ -181,7 +181,7 @@ fn decisions() {
 fn local_detection_and_masquerading() {
     let bridge = DetectLocal::Bridge("br0".into());
     let prefix = DetectLocal::InterfacePrefix("veth".into());
-    let networks = surroundings().detect_local;
+    let networks = node_network().detect_local;
     let cases = [
         ("networks", &networks, false, "eth0!10.0.0.9", "10.0.0.1"),
         ("networks, stranger", &networks, false, "eth0!1.1.1.1", "10.0.0.1*"),
@@ -195,7 +195,7 @@ fn local_detection_and_masquerading() {
     ];
     for (name, detect_local, masquerade_all, source, want) in cases {
         let detect_local = detect_local.clone();
-        let around = Surroundings { detect_local, masquerade_all, ..surroundings() };
+        let around = NodeNetwork { detect_local, masquerade_all, ..node_network() };
         let mut table = ForwardingTable::new(IpFamily::V4, &around);
         add(&mut table, "web 10.9.0.1:80 >10.0.0.1:8080 lb:5.5.5.5 local");
         assert_eq!(decide(&table, source, "10.9.0.1:80"), want, "{name}");
@@ -220,7 +220,7 @@ fn node_port_addresses() {
         ("none", NodePorts::On(BTreeSet::new()), "192.168.0.7:30080", "pass"),
     ];
     for (name, node_ports, destination, want) in cases {
-        let around = Surroundings { node_ports, ..surroundings() };
+        let around = NodeNetwork { node_ports, ..node_network() };
         let mut table = ForwardingTable::new(IpFamily::V4, &around);
         add(&mut table, "web 10.9.0.1:80 >10.0.0.1:8080 np:30080");
         assert_eq!(decide(&table, "1.1.1.1", destination), want, "{name}");

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 /// A `WWW-Authenticate` header.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Challenge {
+pub(crate) enum Challenge {
     /// Name and password with every request.
     Basic,
     /// A token from elsewhere.
@@ -20,7 +20,7 @@ pub enum Challenge {
 
 impl Challenge {
     /// Reads a header; `None` if it is of a kind that we do not know.
-    pub fn parse(header: &str) -> Option<Self> {
+    pub(super) fn parse(header: &str) -> Option<Self> {
         let (scheme, rest) = header.trim().split_once(' ').unwrap_or((header.trim(), ""));
         if scheme.eq_ignore_ascii_case("basic") {
             return Some(Self::Basic);

@@ -52,7 +52,12 @@ impl Puller {
         let name = reference.to_string();
         let turn = self.turn(&name);
         let held = turn.lock().await;
-        let result = self.pull_in_turn(reference, keys).await;
+        let store = self.store.clone();
+        let incoming = apart(move || store.incoming()).await;
+        let result = match incoming {
+            Ok(_incoming) => self.pull_in_turn(reference, keys).await,
+            Err(error) => Err(error.into()),
+        };
         drop(held);
         self.end_turn(&name, turn);
         result
@@ -64,7 +69,7 @@ impl Puller {
         keys: &Keyring,
     ) -> Result<Image, PullError> {
         let servers = self.hosts.servers(reference).map_err(PullError::Unavailable)?;
-        let mut last = None;
+        let mut last: Option<PullError> = None;
         for server in servers {
             for credentials in keys.find(reference).into_iter().map(Some).chain([None]) {
                 let visit = Visit {
@@ -78,9 +83,13 @@ impl Puller {
                     Ok(image) => return Ok(image),
                     // Another password, or another server, may do.
                     Err(error @ PullError::Unauthorized(_)) => last = Some(error),
-                    Err(error @ PullError::Image(_)) => return Err(error),
+                    Err(PullError::Image(error)) if !error.is_server_to_blame() => {
+                        return Err(error.into());
+                    }
                     Err(error) => {
-                        last = Some(error);
+                        // That one has lied says more than that the next one is silent.
+                        let has_lied = matches!(last, Some(PullError::Image(_)));
+                        last = last.filter(|_| has_lied).or(Some(error));
                         break;
                     }
                 }

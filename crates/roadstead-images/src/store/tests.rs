@@ -67,8 +67,15 @@ fn an_image_comes_and_goes() {
 
     store.forget(&nginx).unwrap();
     assert!(store.forget(&nginx).is_err());
-    assert_eq!(store.collect(&[digest].into()).unwrap(), 0, "somebody still uses it");
-    assert!(store.collect(&BTreeSet::new()).unwrap() > 0);
+    assert_eq!(store.collect(&[digest].into(), None).unwrap(), 0, "somebody still uses it");
+    let node = place.path().join("node");
+    let links = node.join("pods/uid/containers/web/layers");
+    fs::create_dir_all(&links).unwrap();
+    std::os::unix::fs::symlink(&image.layers[1], links.join("0")).unwrap();
+    assert!(store.collect(&BTreeSet::new(), Some(&node)).unwrap() > 0);
+    assert!(!image.layers[0].exists() && image.layers[1].exists(), "a container has a link to it");
+    fs::remove_dir_all(&node).unwrap();
+    store.collect(&BTreeSet::new(), Some(&node)).unwrap();
     assert_eq!(fs::read_dir(place.path().join("layers")).unwrap().count(), 0);
     assert_eq!(fs::read_dir(place.path().join("blobs/sha256")).unwrap().count(), 0);
 }
@@ -83,7 +90,7 @@ fn images_share_the_layers_they_begin_with() {
     let layers = || fs::read_dir(place.path().join("layers")).unwrap().count();
     assert_eq!(layers(), 3);
     store.forget(&reference("one")).unwrap();
-    store.collect(&BTreeSet::new()).unwrap();
+    store.collect(&BTreeSet::new(), None).unwrap();
     assert_eq!(layers(), 2);
     assert!(store.find(&reference("two")).unwrap().is_some());
 }

@@ -128,6 +128,10 @@ fn hostile_layers_change_nothing_outside() {
         ("a removal of what is above", "f .wh...=", false),
         ("a removal of nothing", "f .wh.=", false),
         ("a file as root", "f .=x", false),
+        ("a device", "c outside", true),
+        ("a device through a link", "l up->..\nc up/outside", true),
+        ("a hard link to an absolute name", "h mine->/outside", false),
+        ("a directory over a link that goes up", "l up->..\nd up\nf up/outside=inside", true),
     ];
     for (name, words, works) in cases {
         let (place, result) = unpacked(words);
@@ -150,6 +154,60 @@ fn limits() {
     assert_eq!(error.to_string(), "layer entry \"c\" is refused: the layer has too many entries");
     let limits = Limits { bytes: 1000, ..Limits::default() };
     assert!(unpack(archive.as_slice(), place.path(), limits, Privileges::own()).is_err());
+}
+
+/// A file of eight gigabytes that is one hole takes half a kilobyte in the archive.
+#[test]
+fn holes_count() {
+    let mut header = Header::new_gnu();
+    header.set_entry_type(EntryType::GNUSparse);
+    header.set_path("huge").unwrap();
+    header.set_mode(0o644);
+    header.set_size(0);
+    let gnu = header.as_gnu_mut().unwrap();
+    gnu.realsize = *b"77777777777\0";
+    gnu.sparse[0].offset = *b"77777777777\0";
+    gnu.sparse[0].numbytes = *b"00000000000\0";
+    header.set_cksum();
+    let mut builder = Builder::new(Vec::new());
+    builder.append(&header, &[][..]).unwrap();
+    let archive = builder.into_inner().unwrap();
+    let place = tempfile::tempdir().unwrap();
+    let limits = Limits { bytes: 1 << 20, ..Limits::default() };
+    let error = unpack(archive.as_slice(), place.path(), limits, Privileges::own()).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "layer entry \"huge\" is refused: the layer is larger than a layer may be"
+    );
+    let written = fs::metadata(place.path().join("huge")).unwrap().len();
+    assert!(written <= limits.bytes + 1, "{written}");
+}
+
+/// What is said about an entry is read into memory before anything can be decided.
+#[test]
+fn descriptions_are_bounded() {
+    for kind in [EntryType::XHeader, EntryType::GNULongName, EntryType::GNULongLink] {
+        let described = |length: usize| {
+            let mut header = Header::new_gnu();
+            header.set_entry_type(kind);
+            header.set_size(length as u64);
+            header.set_cksum();
+            let mut builder = Builder::new(Vec::new());
+            builder.append(&header, vec![b'a'; length].as_slice()).unwrap();
+            builder.into_inner().unwrap()
+        };
+        let place = tempfile::tempdir().unwrap();
+        let archive = described(2 << 20);
+        let result = unpack(archive.as_slice(), place.path(), Limits::default(), Privileges::own());
+        let Err(ImageError::Stream(_, source)) = result else { panic!("{kind:?}: {result:?}") };
+        let mut causes = source.to_string();
+        let mut next = std::error::Error::source(&source);
+        while let Some(cause) = next {
+            causes.push_str(&cause.to_string());
+            next = cause.source();
+        }
+        assert!(causes.contains("described at too great a length"), "{kind:?}: {causes}");
+    }
 }
 
 proptest! {

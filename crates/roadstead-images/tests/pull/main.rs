@@ -126,6 +126,29 @@ async fn lies_are_noticed_and_leave_nothing() {
 }
 
 #[tokio::test]
+async fn who_lies_is_passed_over() {
+    let (liar, asked) = Registry::start(Manner::Lying).await;
+    let (honest, _) = Registry::start(Manner::Open).await;
+    let silent: SocketAddr = "127.0.0.1:9".parse().unwrap();
+    for (next, comes) in [(honest, true), (silent, false)] {
+        let machine = machine(next);
+        let mut hosts = Hosts::default();
+        for address in [liar, next] {
+            let url = format!("http://{address}");
+            hosts.add(&next.to_string(), Mirror { url, ca_file: None });
+        }
+        let puller = Puller::new(machine.store.clone(), hosts).unwrap();
+        let result = puller.pull(&machine.name, &Keyring::default()).await;
+        assert!(asked.count("/blobs/") > 0);
+        match result {
+            Ok(image) => assert!(comes && image.layers[1].join("b").exists()),
+            // What was wrong with the one that answered says more than the other's silence.
+            Err(error) => assert!(!comes && error.to_string().contains("has digest"), "{error}"),
+        }
+    }
+}
+
+#[tokio::test]
 async fn what_is_not_there() {
     let (address, _) = Registry::start(Manner::Open).await;
     let machine = machine(address);

@@ -23,7 +23,7 @@ type Body = BoxBody<Bytes, std::io::Error>;
 
 /// How the registry behaves.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-pub enum Manner {
+pub(crate) enum Manner {
     #[default]
     Open,
     /// Wants `me` and `secret` with every request.
@@ -39,7 +39,7 @@ pub enum Manner {
 }
 
 #[derive(Default)]
-pub struct Registry {
+pub(crate) struct Registry {
     manner: Manner,
     own: Mutex<Option<SocketAddr>>,
     content: BTreeMap<String, Bytes>,
@@ -47,7 +47,7 @@ pub struct Registry {
 }
 
 /// A layer with one file.
-pub fn layer(name: &str, content: &str) -> Vec<u8> {
+pub(crate) fn layer(name: &str, content: &str) -> Vec<u8> {
     let mut builder = Builder::new(Vec::new());
     let mut header = Header::new_gnu();
     header.set_entry_type(EntryType::Regular);
@@ -59,7 +59,7 @@ pub fn layer(name: &str, content: &str) -> Vec<u8> {
 
 impl Registry {
     /// Serves one image of two layers as `app:v1`, inside an index.
-    pub async fn start(manner: Manner) -> (SocketAddr, Arc<Self>) {
+    pub(crate) async fn start(manner: Manner) -> (SocketAddr, Arc<Self>) {
         let mut registry = Self { manner, ..Self::default() };
         let layers = [layer("a", &"a".repeat(100_000)), layer("b", "bee")];
         let diffs: Vec<_> = layers.iter().map(|layer| Digest::of(layer)).collect();
@@ -91,7 +91,7 @@ impl Registry {
         (digest, size)
     }
 
-    pub fn count(&self, part: &str) -> usize {
+    pub(crate) fn count(&self, part: &str) -> usize {
         self.requests.lock().unwrap().iter().filter(|path| path.contains(part)).count()
     }
 

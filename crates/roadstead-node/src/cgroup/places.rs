@@ -1,8 +1,8 @@
 //! Where this machine has which controller, read from what the kernel says about mounts: pure.
 
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
-use super::limits::{Controller, Version};
+use roadstead_pod::resources::{Controller, Version};
 
 /// A controller, and the directory that groups can be made in.
 #[derive(Clone, Debug, PartialEq)]
@@ -15,6 +15,13 @@ pub(crate) struct Place {
 /// Where the hierarchy of version two is mounted, if it is.
 pub(crate) fn unified(mountinfo: &str) -> Option<PathBuf> {
     mounts(mountinfo).find(|mount| mount.kind == "cgroup2").map(|mount| mount.point)
+}
+
+/// Where all hierarchies are mounted.
+#[cfg(feature = "cri")]
+pub(crate) fn tops(mountinfo: &str) -> Vec<PathBuf> {
+    let all = mounts(mountinfo).filter(|mount| ["cgroup", "cgroup2"].contains(&mount.kind));
+    all.map(|mount| mount.point).collect()
 }
 
 /// Returns where each controller is, in version one or, if it is among `unified_controllers`, in
@@ -45,6 +52,44 @@ pub(crate) fn places(mountinfo: &str, own: &str, unified_controllers: &str) -> V
         }
     }
     places
+}
+
+/// Returns the files by which a process joins the groups of another, in every hierarchy in which they
+/// differ. `of_process` and `own` are what the kernel says of the two. An error names a group that cannot
+/// be seen from here.
+pub(crate) fn member_files(
+    mountinfo: &str,
+    of_process: &str,
+    own: &str,
+) -> Result<Vec<PathBuf>, String> {
+    let mut files = Vec::new();
+    for line in of_process.lines().filter(|line| !own.lines().any(|own| own == *line)) {
+        let Some((controllers, path)) =
+            line.split_once(':').and_then(|(_, rest)| rest.split_once(':'))
+        else {
+            continue;
+        };
+        let has = |mount: &Mounted<'_>| match controllers {
+            "" => mount.kind == "cgroup2",
+            names => {
+                let first = names.split(',').next().unwrap_or_default();
+                mount.kind == "cgroup" && mount.options.split(',').any(|option| option == first)
+            }
+        };
+        // Who joins has one thread; alone, it can do so without stopping all others of the machine.
+        let file = if controllers.is_empty() { "cgroup.procs" } else { "tasks" };
+        let mut seen = mounts(mountinfo).filter(has).peekable();
+        if seen.peek().is_none() {
+            continue;
+        }
+        let found = seen.find_map(|mount| {
+            let inside = Path::new(path).strip_prefix(mount.root).ok()?;
+            let outside = inside.components().any(|part| part == Component::ParentDir);
+            (!outside).then(|| mount.point.join(inside).join(file))
+        });
+        files.push(found.ok_or_else(|| format!("the control group {path} cannot be seen"))?);
+    }
+    Ok(files)
 }
 
 struct Mounted<'a> {
@@ -111,11 +156,12 @@ mod tests {
         let own = "4:memory:/user.slice\n2:cpu,cpuacct:/\n1:pids:/user.slice\n0::/user.slice\n";
         let old = [
             "cpu v1 /sys/fs/cgroup/cpu,cpuacct",
+            "cpuacct v1 /sys/fs/cgroup/cpu,cpuacct",
             "memory v1 /sys/fs/cgroup/memory/user.slice",
             "pids v1 /sys/fs/cgroup/pids/user.slice",
         ];
         let without_pids = ONE.replace("rw,pids", "rw,devices");
-        let mixed = [old[0], old[1], "pids v2 /sys/fs/cgroup/unified"];
+        let mixed = [old[0], old[1], old[2], "pids v2 /sys/fs/cgroup/unified"];
         let new = ["cpu v2 /sys/fs/cgroup", "memory v2 /sys/fs/cgroup", "pids v2 /sys/fs/cgroup"];
         for (name, mountinfo, own, controllers, want) in [
             ("version one", ONE, own, "hugetlb", &old[..]),
@@ -139,5 +185,23 @@ mod tests {
         ] {
             assert_eq!(places(mountinfo, own, "")[0].directory, Path::new(want), "{own}");
         }
+    }
+
+    #[test]
+    fn the_groups_of_another_process() {
+        let own = "4:memory:/\n2:cpu,cpuacct:/\n1:pids:/\n0::/\n";
+        let other = "4:memory:/pod/a\n3:rdma:/pod/a\n2:cpu,cpuacct:/pod/b\n1:pids:/\n0::/x\n";
+        let want = [
+            "/sys/fs/cgroup/memory/pod/a/tasks",
+            "/sys/fs/cgroup/cpu,cpuacct/pod/b/tasks",
+            "/sys/fs/cgroup/unified/x/cgroup.procs",
+        ];
+        let files = member_files(ONE, other, own).unwrap();
+        assert_eq!(files, want.map(PathBuf::from));
+        assert_eq!(
+            member_files(TWO, "0::/pod/a\n", "0::/\n").unwrap(),
+            [PathBuf::from("/sys/fs/cgroup/pod/a/cgroup.procs")]
+        );
+        assert!(member_files(TWO, "0::/../pod\n", "0::/\n").is_err());
     }
 }

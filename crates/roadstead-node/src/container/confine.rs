@@ -15,16 +15,30 @@ use rustix::thread::{
 use super::process::install_filter;
 use super::{Failure, Trying};
 use crate::seccomp;
-use crate::security::{Confinement, Escalation, Seccomp};
+use roadstead_pod::seccomp_profile::SeccompProfile;
+use roadstead_pod::security::{Confinement, Escalation, Seccomp};
+
+/// For a container's process 1: it ends with its monitor. `calls` is the list that the confinement names.
+pub(super) fn enter(
+    confinement: &Confinement,
+    calls: Option<&SeccompProfile>,
+) -> Result<(), Failure> {
+    enter_beside(confinement, calls)?;
+    // A change of user makes the kernel forget it.
+    set_parent_process_death_signal(Some(Signal::KILL)).trying(|| "follow the monitor".into())
+}
 
 /// Applies everything, in an order in which each step may still be taken.
-pub(super) fn enter(confinement: &Confinement) -> Result<(), Failure> {
+pub(super) fn enter_beside(
+    confinement: &Confinement,
+    calls: Option<&SeccompProfile>,
+) -> Result<(), Failure> {
     match confinement.escalation {
         Escalation::Forbidden => {
             set_no_new_privs(true).trying(|| "forbid new privileges".into())?;
         }
         // Then only the privileged may filter, which we are for a little longer.
-        Escalation::Allowed => filter_calls(confinement)?,
+        Escalation::Allowed => filter_calls(confinement, calls)?,
     }
     // We may have less than a privileged container asks for: then it gets what we have.
     let wanted = CapabilitySet::from_bits_truncate(confinement.capabilities.bits());
@@ -37,22 +51,25 @@ pub(super) fn enter(confinement: &Confinement) -> Result<(), Failure> {
         CapabilitySets { effective: own, permitted: own, inheritable: CapabilitySet::empty() };
     set_capabilities(None, sets).trying(|| "set capabilities".into())?;
     if confinement.escalation == Escalation::Forbidden {
-        filter_calls(confinement)?;
+        filter_calls(confinement, calls)?;
     }
-    // A change of user makes the kernel forget both.
-    set_parent_process_death_signal(Some(Signal::KILL)).trying(|| "follow the monitor".into())?;
     // What runs beside us in the container can neither trace us nor open our files in /proc, which
-    // lead out of the container: our executable above all.
+    // lead out of the container: our executable above all. A change of user makes the kernel forget it.
     set_dumpable_behavior(DumpableBehavior::NotDumpable).trying(|| "hide our memory".into())
 }
 
-fn filter_calls(confinement: &Confinement) -> Result<(), Failure> {
-    if confinement.seccomp == Seccomp::Unconfined {
-        return Ok(());
-    }
-    let programs = seccomp::filters(confinement.capabilities)
-        .map_err(io::Error::other)
-        .trying(|| "make the system call filter".into())?;
+fn filter_calls(confinement: &Confinement, calls: Option<&SeccompProfile>) -> Result<(), Failure> {
+    let programs = match (&confinement.seccomp, calls) {
+        (Seccomp::Unconfined, _) => return Ok(()),
+        (Seccomp::RuntimeDefault, _) => seccomp::filters(confinement.capabilities).map(Vec::from),
+        (Seccomp::Localhost(_), Some(calls)) => seccomp::localhost::filters(calls),
+        (Seccomp::Localhost(path), None) => {
+            let source = io::Error::from(io::ErrorKind::NotFound);
+            return Err(Failure { action: format!("use the seccomp profile {path}"), source });
+        }
+    };
+    let programs =
+        programs.map_err(io::Error::other).trying(|| "make the system call filter".into())?;
     for program in &programs {
         install_filter(program).trying(|| "filter system calls".into())?;
     }
@@ -113,7 +130,7 @@ mod tests {
             assert_eq!(succeed(), [true; 4], "as root of a laboratory");
             // All of it belongs to one thread and what it starts.
             let confined = thread::spawn(move || {
-                enter(&Confinement::default()).unwrap();
+                enter(&Confinement::default(), None).unwrap();
                 assert!(try_run("chroot / true").status.success(), "what is usual goes on");
                 succeed()
             });

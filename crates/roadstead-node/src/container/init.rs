@@ -3,32 +3,39 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 
 use rustix::fs::fchown;
 use rustix::process::{Pid, Signal, Uid, set_parent_process_death_signal};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
-use super::process::{keep_files_to_ourselves, supervise, unshare, with_open_signals};
-use super::{Failure, Recipe, Trying, confine, root};
+use super::process::{
+    keep_files_to_ourselves, supervise, unshare, with_controlling_terminal, with_open_signals,
+    with_our_end,
+};
+use super::streams::InnerStreams;
+use super::terminal::{self, Terminal};
+use super::{Failure, ProcessSpace, Recipe, Trying, confine, exec, root};
 use crate::cgroup::MEMBERS;
 
 /// Runs the command; returns its exit code. Says on `started` why it could not, or closes it.
-pub(super) fn main(recipe: &Recipe, outputs: [OwnedFd; 2], started: OwnedFd) -> i32 {
-    match start(recipe, outputs) {
+/// If the container has a terminal, its outer end comes with that.
+pub(super) fn main(recipe: &Recipe, streams: InnerStreams, mut started: UnixStream) -> i32 {
+    match start(recipe, streams, &started) {
         Ok(child) => {
             drop(started);
-            supervise(child).unwrap_or(255)
+            supervise(child, recipe.stop_signal.unwrap_or(libc::SIGTERM)).unwrap_or(255)
         }
         Err(failure) => {
-            let _ = File::from(started).write_all(failure.to_string().as_bytes());
+            let _ = started.write_all(failure.to_string().as_bytes());
             255
         }
     }
 }
 
-fn start(recipe: &Recipe, outputs: [OwnedFd; 2]) -> Result<Pid, Failure> {
+fn start(recipe: &Recipe, streams: InnerStreams, monitor: &UnixStream) -> Result<Pid, Failure> {
     set_parent_process_death_signal(Some(Signal::KILL)).trying(|| "follow the monitor".into())?;
     join_groups(recipe)?;
     if let Some(path) = &recipe.network {
@@ -36,35 +43,73 @@ fn start(recipe: &Recipe, outputs: [OwnedFd; 2]) -> Result<Pid, Failure> {
         move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))
             .trying(|| "enter the pod's network".into())?;
     }
-    let namespaces = UnshareFlags::NEWNS | UnshareFlags::NEWUTS | UnshareFlags::NEWIPC;
+    let mut namespaces = UnshareFlags::NEWNS | UnshareFlags::NEWUTS;
+    match recipe.shared.as_ref().map(|pod| &pod.messages) {
+        None => namespaces |= UnshareFlags::NEWIPC,
+        // Those that we have already.
+        Some(None) => {}
+        Some(Some(path)) => {
+            let messages = File::open(path).trying(|| "open the pod's messages".into())?;
+            let kind = Some(LinkNameSpaceType::InterProcessCommunication);
+            move_into_link_name_space(messages.as_fd(), kind)
+                .trying(|| "enter the pod's messages".into())?;
+        }
+    }
     unshare(namespaces | UnshareFlags::NEWCGROUP).trying(|| "make namespaces".into())?;
     rustix::system::sethostname(recipe.hostname.as_bytes())
         .trying(|| "set the host name".into())?;
     set_kernel_parameters(recipe)?;
     root::enter(recipe)?;
-    for output in &outputs {
+    let (streams, has_terminal) = with_terminal(recipe, streams, monitor)?;
+    let user = Uid::from_raw(recipe.confinement.user);
+    for stream in streams.stdin.iter().chain(streams.outputs.iter().flatten()) {
         // So that /dev/stdout can be opened by whoever the command runs as.
-        let user = Uid::from_raw(recipe.confinement.user);
-        fchown(output, Some(user), None)
-            .trying(|| format!("hand the output to user {}", recipe.confinement.user))?;
+        fchown(stream, Some(user), None)
+            .trying(|| format!("hand the streams to user {}", recipe.confinement.user))?;
     }
     keep_files_to_ourselves().trying(|| "keep our files to ourselves".into())?;
-    confine::enter(&recipe.confinement)?;
-    let [stdout, stderr] = outputs;
+    confine::enter(&recipe.confinement, recipe.calls.as_ref())?;
     let (program, arguments) = recipe.command.split_first().expect("made by command_line");
-    let child = with_open_signals(&mut Command::new(program))
+    let mut command = Command::new(program);
+    with_open_signals(&mut command)
         .args(arguments)
         .env_clear()
         .envs(recipe.environment.iter().map(|(name, value)| (name, value)))
         .current_dir(recipe.working_directory.as_deref().unwrap_or("/"))
-        .stdin(Stdio::null())
-        .stdout(stdout)
-        .stderr(stderr)
-        .spawn()
-        .trying(|| format!("run {program}"))?;
-    // Our own copies of the pipes went with the command's.
+        .stdin(streams.stdin.map_or_else(Stdio::null, Stdio::from));
+    if let Some([stdout, stderr]) = streams.outputs {
+        command.stdout(stdout).stderr(stderr);
+    }
+    if recipe.processes != ProcessSpace::Own {
+        // There, the kernel does not end it with us.
+        with_our_end(&mut command);
+    }
+    if has_terminal {
+        with_controlling_terminal(&mut command);
+    }
+    let child = command.spawn().trying(|| format!("run {program}"))?;
+    // Our own copies of the pipes go with the command's.
+    drop(command);
     let _ = rustix::stdio::dup2_stdout(null()?);
     Ok(Pid::from_child(&child))
+}
+
+/// Makes the terminal, if there is to be one, and hands its outer end to the monitor.
+fn with_terminal(
+    recipe: &Recipe,
+    streams: InnerStreams,
+    monitor: &UnixStream,
+) -> Result<(InnerStreams, bool), Failure> {
+    if !recipe.streams.terminal {
+        return Ok((streams, false));
+    }
+    let made = || -> io::Result<InnerStreams> {
+        let Terminal { outer, inner } = terminal::open()?;
+        exec::send(monitor, &(), &[outer.as_fd()])?;
+        let outputs = Some([inner.try_clone()?, inner.try_clone()?]);
+        Ok(InnerStreams { stdin: Some(inner), outputs })
+    };
+    made().trying(|| "make a terminal".into()).map(|streams| (streams, true))
 }
 
 /// From here on what we use is counted.

@@ -3,32 +3,13 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::mount::{MountFlags, mount, mount_bind};
 
 use super::root::{make_directory, make_read_only};
 use super::{Failure, Trying};
-use crate::security::KernelPaths;
-
-/// Nobody in a container sees what is behind these.
-const MASKED: [&str; 12] = [
-    "proc/acpi",
-    "proc/asound",
-    "proc/interrupts",
-    "proc/kcore",
-    "proc/keys",
-    "proc/latency_stats",
-    "proc/sched_debug",
-    "proc/scsi",
-    "proc/timer_list",
-    "proc/timer_stats",
-    "sys/devices/virtual/powercap",
-    "sys/firmware",
-];
-
-/// Nobody in a container changes these.
-const READ_ONLY: [&str; 5] = ["proc/bus", "proc/fs", "proc/irq", "proc/sys", "proc/sysrq-trigger"];
+use roadstead_pod::security::{KernelPaths, MASKED_PATHS, READ_ONLY_PATHS};
 
 const FLAGS: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 
@@ -42,24 +23,28 @@ pub(super) fn mount_below(root: &Path, paths: KernelPaths) -> Result<(), Failure
     }
     let _ = mount("proc", root.join("proc"), "proc", FLAGS, None);
     let sys_flags = match paths {
-        KernelPaths::Masked => FLAGS | MountFlags::RDONLY,
+        KernelPaths::Masked | KernelPaths::Unmasked => FLAGS | MountFlags::RDONLY,
         KernelPaths::Open => FLAGS,
     };
     let _ = mount("sysfs", root.join("sys"), "sysfs", sys_flags, None);
-    if paths == KernelPaths::Open {
+    if paths != KernelPaths::Masked {
         return Ok(());
     }
-    for path in MASKED {
-        mask(root, &root.join(path)).trying(|| format!("mask /{path}"))?;
+    for path in MASKED_PATHS {
+        mask(root, &below(root, path)).trying(|| format!("mask {path}"))?;
     }
-    for path in READ_ONLY {
-        let inside = root.join(path);
-        if exists(&inside).trying(|| format!("look at /{path}"))? {
-            mount_bind(&inside, &inside).trying(|| format!("bind /{path}"))?;
+    for path in READ_ONLY_PATHS {
+        let inside = below(root, path);
+        if exists(&inside).trying(|| format!("look at {path}"))? {
+            mount_bind(&inside, &inside).trying(|| format!("bind {path}"))?;
             make_read_only(&inside)?;
         }
     }
     Ok(())
+}
+
+fn below(root: &Path, path: &str) -> PathBuf {
+    root.join(path.trim_start_matches('/'))
 }
 
 /// An empty directory over a directory, the null device over a file.

@@ -5,25 +5,29 @@
 use std::fs::File;
 use std::io::Read;
 use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use jiff::Timestamp;
 
+use super::attach::Audience;
 use super::log_file::LogFile;
 
 const LONGEST: usize = 16 * 1024;
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Where a line came from.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Stream {
+pub(crate) enum Stream {
     Stdout,
     Stderr,
 }
 
-/// Copies a pipe into the log until it ends.
+/// Copies a pipe or terminal into the log until it ends, and to whoever looks on.
 ///
 /// Each line is written in one piece, so that two streams can share the file.
-pub(super) fn copy(stream: Stream, mut pipe: File, log: &Mutex<LogFile>) {
-    let mut lines = Lines::default();
+pub(super) fn copy(stream: Stream, mut pipe: File, log: &Mutex<LogFile>, audience: &Audience) {
+    let mut lines = Lines::new(stream);
     let mut buffer = vec![0; LONGEST];
     let write = |text: &[u8], now| {
         log.lock().unwrap_or_else(PoisonError::into_inner).write(text, now);
@@ -33,54 +37,73 @@ pub(super) fn copy(stream: Stream, mut pipe: File, log: &Mutex<LogFile>) {
             Ok(0) => break,
             Ok(count) => {
                 let now = Timestamp::now();
-                write(&lines.push(stream, &buffer[..count], now), now);
+                write(&lines.push(&buffer[..count], now), now);
+                audience.show(stream, &buffer[..count]);
+            }
+            // So the kernel says that nobody has a terminal open: somebody may open it again.
+            Err(error) if error.raw_os_error() == Some(libc::EIO) && !audience.is_over() => {
+                thread::sleep(LOOK_AGAIN);
             }
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
             Err(_) => break,
         }
     }
     let now = Timestamp::now();
-    write(&lines.finish(stream, now), now);
+    write(&lines.finish(now), now);
+    audience.end(stream);
+}
+
+/// The records of one whole line.
+pub(crate) fn records(stream: Stream, line: &str, now: Timestamp) -> Vec<u8> {
+    let mut lines = Lines::new(stream);
+    let mut out = lines.push(line.as_bytes(), now);
+    out.extend(lines.push(b"\n", now));
+    out
 }
 
 /// The beginning of a line whose end has not come yet.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Lines {
+    stream: Stream,
     begun: Vec<u8>,
 }
 
 impl Lines {
-    fn push(&mut self, stream: Stream, bytes: &[u8], now: Timestamp) -> Vec<u8> {
+    fn new(stream: Stream) -> Self {
+        Self { stream, begun: Vec::new() }
+    }
+
+    fn push(&mut self, bytes: &[u8], now: Timestamp) -> Vec<u8> {
         let mut out = Vec::new();
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             self.begun.extend_from_slice(piece);
             if self.begun.ends_with(b"\n") {
                 self.begun.pop();
-                record(&mut out, stream, "F", &self.begun, now);
+                self.record(&mut out, "F", now);
                 self.begun.clear();
             }
             while self.begun.len() >= LONGEST {
                 let rest = self.begun.split_off(LONGEST);
-                record(&mut out, stream, "P", &self.begun, now);
+                self.record(&mut out, "P", now);
                 self.begun = rest;
             }
         }
         out
     }
 
-    fn finish(mut self, stream: Stream, now: Timestamp) -> Vec<u8> {
-        if self.begun.is_empty() { Vec::new() } else { self.push(stream, b"\n", now) }
+    fn finish(mut self, now: Timestamp) -> Vec<u8> {
+        if self.begun.is_empty() { Vec::new() } else { self.push(b"\n", now) }
     }
-}
 
-fn record(out: &mut Vec<u8>, stream: Stream, tag: &str, text: &[u8], now: Timestamp) {
-    let stream = match stream {
-        Stream::Stdout => "stdout",
-        Stream::Stderr => "stderr",
-    };
-    out.extend_from_slice(format!("{now} {stream} {tag} ").as_bytes());
-    out.extend_from_slice(text);
-    out.push(b'\n');
+    fn record(&self, out: &mut Vec<u8>, tag: &str, now: Timestamp) {
+        let stream = match self.stream {
+            Stream::Stdout => "stdout",
+            Stream::Stderr => "stderr",
+        };
+        out.extend_from_slice(format!("{now} {stream} {tag} ").as_bytes());
+        out.extend_from_slice(&self.begun);
+        out.push(b'\n');
+    }
 }
 
 #[cfg(test)]
@@ -89,12 +112,10 @@ mod tests {
 
     fn log(pieces: &[&str]) -> String {
         let now = Timestamp::from_second(1).unwrap();
-        let mut lines = Lines::default();
-        let mut out: Vec<u8> = pieces
-            .iter()
-            .flat_map(|text| lines.push(Stream::Stdout, text.as_bytes(), now))
-            .collect();
-        out.extend(lines.finish(Stream::Stdout, now));
+        let mut lines = Lines::new(Stream::Stdout);
+        let mut out: Vec<u8> =
+            pieces.iter().flat_map(|text| lines.push(text.as_bytes(), now)).collect();
+        out.extend(lines.finish(now));
         String::from_utf8(out).unwrap().replace("1970-01-01T00:00:01Z stdout ", "")
     }
 

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use jiff::Timestamp;
 
 /// As the kubelet's containerLogMaxSize and containerLogMaxFiles.
-const LARGEST: u64 = 10 << 20;
+pub(crate) const LARGEST: u64 = 10 << 20;
 const MOST: usize = 5;
 
 /// Where the lines of a container go.
 #[derive(Debug)]
-pub(super) struct LogFile {
+pub(crate) struct LogFile {
     path: PathBuf,
     file: File,
     size: u64,
@@ -21,7 +21,7 @@ pub(super) struct LogFile {
 
 impl LogFile {
     /// Opens the log of a run; those of runs before the last one go.
-    pub(super) fn open(path: &Path, run: i32) -> io::Result<Self> {
+    pub(crate) fn open(path: &Path, run: i32) -> io::Result<Self> {
         if let Some(directory) = path.parent() {
             fs::create_dir_all(directory)?;
             remove_runs_before(directory, run - 1);
@@ -36,7 +36,7 @@ impl LogFile {
     }
 
     /// Writes whole lines. What the disk does not take is lost, and the container goes on.
-    pub(super) fn write(&mut self, lines: &[u8], now: Timestamp) {
+    pub(crate) fn write(&mut self, lines: &[u8], now: Timestamp) {
         if self.size > 0 && self.size + lines.len() as u64 > self.largest {
             // If it cannot be, it is tried again with the next lines.
             let _ = self.rotate(now);
@@ -47,30 +47,35 @@ impl LogFile {
     }
 
     fn rotate(&mut self, now: Timestamp) -> io::Result<()> {
-        let older = self.older();
-        for path in &older[..(older.len() + 2).saturating_sub(MOST)] {
-            fs::remove_file(path)?;
-        }
-        let mut name = self.path.clone().into_os_string();
-        // With microseconds: a flood fills several files in a second.
-        name.push(format!(".{}", now.strftime("%Y%m%d-%H%M%S.%6f")));
-        fs::rename(&self.path, name)?;
+        put_aside(&self.path, now)?;
         *self = Self::open_with(&self.path, self.largest)?;
         Ok(())
     }
+}
 
-    /// The files before this one, the oldest first.
-    fn older(&self) -> Vec<PathBuf> {
-        let own = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned() + ".";
-        let directory = self.path.parent().unwrap_or(Path::new("."));
-        let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-        let mut older: Vec<_> = entries
-            .filter(|entry| entry.file_name().to_string_lossy().starts_with(&own))
-            .map(|entry| entry.path())
-            .collect();
-        older.sort();
-        older
+/// Gives a log that has grown another name, and removes the oldest of those that have one.
+pub(crate) fn put_aside(path: &Path, now: Timestamp) -> io::Result<()> {
+    let older = older(path);
+    for path in &older[..(older.len() + 2).saturating_sub(MOST)] {
+        fs::remove_file(path)?;
     }
+    let mut name = path.to_owned().into_os_string();
+    // With microseconds: a flood fills several files in a second.
+    name.push(format!(".{}", now.strftime("%Y%m%d-%H%M%S.%6f")));
+    fs::rename(path, name)
+}
+
+/// The files before this one, the oldest first.
+fn older(path: &Path) -> Vec<PathBuf> {
+    let own = path.file_name().unwrap_or_default().to_string_lossy().into_owned() + ".";
+    let directory = path.parent().unwrap_or(Path::new("."));
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut older: Vec<_> = entries
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with(&own))
+        .map(|entry| entry.path())
+        .collect();
+    older.sort();
+    older
 }
 
 /// As many as a restarting container has runs would be too many.

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::env;
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
@@ -17,8 +18,12 @@ use rustix::mount::{
 };
 use rustix::process::pivot_root;
 
-use super::{Failure, Mount, ROOT, Recipe, Trying, kernel_paths};
-use crate::images::PROGRAMS;
+use super::process::{Extent, Restrictions, Sharing, change_mount, restrict_mount};
+use super::{
+    Failure, LAST_WORDS, Mount, ROOT, Recipe, SharedMemory, Trying, kernel_paths, volume_path,
+};
+use roadstead_pod::builtin_image::PROGRAMS;
+use roadstead_pod::volumes::{Access, Propagation, Trust};
 
 const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
 
@@ -26,18 +31,27 @@ const NO_DEVICES: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV);
 
 /// Makes the root directory and moves into it; nothing of the machine's files stays visible.
 pub(super) fn enter(recipe: &Recipe) -> Result<(), Failure> {
+    let followed = volume_path::followed(&recipe.mounts)?;
     mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)
         .trying(|| "keep mounts to ourselves".into())?;
     let root = recipe.directory.join(ROOT);
     fs::create_dir_all(&root).trying(|| format!("make {}", root.display()))?;
     mount("tmpfs", &root, "tmpfs", NO_DEVICES, Some(c"mode=755,size=64m,nr_inodes=64k"))
         .trying(|| "mount the root".into())?;
-    programs(&root)?;
-    devices(&root)?;
+    programs(&root, &recipe.executable)?;
+    devices(&root, recipe.shared.as_ref())?;
     files(&root, recipe)?;
     kernel_paths::mount_below(&root, recipe.confinement.kernel_paths)?;
-    for mount in &recipe.mounts {
-        volume(&root, mount)?;
+    for (mount, followed) in recipe.mounts.iter().zip(followed) {
+        volume(&root, mount, followed)?;
+    }
+    if let Some(message) = &recipe.termination_message {
+        let outside = recipe.directory.join(LAST_WORDS);
+        let restricted = Restrictions::NO_DEVICES.and(Restrictions::NO_SETUID);
+        let restricted = restricted.and(Restrictions::NO_PROGRAMS);
+        volume_path::file_below(&root, &message.path)
+            .and_then(|place| bound(volume_path::open(&outside, None)?, place, restricted))
+            .trying(|| format!("bind {}", message.path))?;
     }
     if recipe.confinement.read_only_root {
         make_read_only(&root)?;
@@ -50,10 +64,9 @@ pub(super) fn make_directory(path: &Path) -> Result<(), Failure> {
 }
 
 /// Our executable under the name of each program, and the libraries it was started with.
-fn programs(root: &Path) -> Result<(), Failure> {
-    let executable = env::current_exe().trying(|| "find our executable".into())?;
+fn programs(root: &Path, executable: &Path) -> Result<(), Failure> {
     make_directory(&root.join("bin"))?;
-    bind_read_only(&executable, &root.join("bin/roadstead"))?;
+    bind_read_only(executable, &root.join("bin/roadstead"))?;
     for program in PROGRAMS {
         symlink("roadstead", root.join("bin").join(program))
             .trying(|| format!("link /bin/{program}"))?;
@@ -81,7 +94,7 @@ fn libraries() -> io::Result<BTreeSet<PathBuf>> {
     Ok(paths.filter(|path| path.contains(".so")).map(PathBuf::from).collect())
 }
 
-fn devices(root: &Path) -> Result<(), Failure> {
+fn devices(root: &Path, pod: Option<&SharedMemory>) -> Result<(), Failure> {
     let directory = root.join("dev");
     make_directory(&directory)?;
     let options = c"mode=755,size=64k,nr_inodes=1k";
@@ -89,8 +102,20 @@ fn devices(root: &Path) -> Result<(), Failure> {
         .trying(|| "mount /dev".into())?;
     let shared = directory.join("shm");
     make_directory(&shared)?;
-    mount("tmpfs", &shared, "tmpfs", NO_DEVICES | MountFlags::NOEXEC, Some(c"mode=1777,size=64m"))
-        .trying(|| "mount /dev/shm".into())?;
+    match pod {
+        Some(pod) => mount_bind(&pod.files, &shared),
+        None => {
+            let options = c"mode=1777,size=64m";
+            mount("tmpfs", &shared, "tmpfs", NO_DEVICES | MountFlags::NOEXEC, Some(options))
+        }
+    }
+    .trying(|| "mount /dev/shm".into())?;
+    let terminals = directory.join("pts");
+    make_directory(&terminals)?;
+    let options = c"newinstance,ptmxmode=0666,mode=0620";
+    mount("devpts", &terminals, "devpts", MountFlags::NOSUID | MountFlags::NOEXEC, Some(options))
+        .trying(|| "mount /dev/pts".into())?;
+    symlink("pts/ptmx", directory.join("ptmx")).trying(|| "link /dev/ptmx".into())?;
     for name in DEVICES {
         let outside = Path::new("/dev").join(name);
         let inside = directory.join(name);
@@ -119,32 +144,52 @@ fn files(root: &Path, recipe: &Recipe) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A volume knows no devices, whoever made one in it.
-fn volume(root: &Path, mount: &Mount) -> Result<(), Failure> {
-    let inside = directory_below(root, &mount.path)?;
-    mount_bind(&mount.source, &inside).trying(|| format!("mount {}", mount.path))?;
-    let extra = if mount.read_only { MountFlags::RDONLY } else { MountFlags::empty() };
-    restrict(&inside, MountFlags::NODEV | extra)
+/// A volume knows no devices, whoever made one in it. `followed` is its tree, if it follows the node's mounts.
+fn volume(root: &Path, mount: &Mount, followed: Option<OwnedFd>) -> Result<(), Failure> {
+    let tree = match followed {
+        Some(tree) => Ok(tree),
+        None => volume_path::open(&mount.source, mount.sub_path.as_deref())
+            .and_then(volume_path::tree_of),
+    };
+    let opened = tree.trying(|| format!("open the volume for {}", mount.path))?;
+    let is_directory =
+        volume_path::is_directory(&opened).trying(|| format!("look at {}", mount.path))?;
+    let place = match is_directory {
+        true => volume_path::directory_below(root, &mount.path),
+        false => volume_path::file_below(root, &mount.path),
+    };
+    let place = place.trying(|| format!("make {}", mount.path))?;
+    let trusted = match mount.trust {
+        Trust::Node => Restrictions::NONE,
+        Trust::Data => Restrictions::NO_DEVICES,
+        Trust::Image => {
+            Restrictions::NO_DEVICES.and(Restrictions::NO_SETUID).and(Restrictions::NO_PROGRAMS)
+        }
+    };
+    let restricted = match mount.access {
+        Access::ReadWrite => trusted,
+        Access::ReadOnly | Access::RecursiveReadOnly => trusted.and(Restrictions::READ_ONLY),
+    };
+    let mounted = || {
+        let tree = opened;
+        if mount.propagation == Propagation::HostToContainer {
+            let unchanged = Restrictions::NONE;
+            change_mount(tree.as_fd(), unchanged, Sharing::Follows, Extent::All)?;
+        }
+        restrict_mount(tree.as_fd(), restricted, Extent::Top)?;
+        if mount.access == Access::RecursiveReadOnly {
+            restrict_mount(tree.as_fd(), Restrictions::READ_ONLY, Extent::All)?;
+        }
+        volume_path::put(tree, place)
+    };
+    mounted().trying(|| format!("mount {}", mount.path))
 }
 
-/// Makes a directory in the new root, without following a link: before we are in there, it would
-/// lead somewhere else.
-fn directory_below(root: &Path, path: &str) -> Result<PathBuf, Failure> {
-    let mut directory = root.to_owned();
-    for part in path.split('/').filter(|part| !part.is_empty()) {
-        directory.push(part);
-        match fs::create_dir(&directory) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                let is_directory =
-                    fs::symlink_metadata(&directory).is_ok_and(|found| found.is_dir());
-                let refused = || io::Error::from(io::ErrorKind::NotADirectory);
-                is_directory.then_some(()).ok_or_else(refused)
-            }
-            made => made,
-        }
-        .trying(|| format!("make {path}"))?;
-    }
-    Ok(directory)
+/// Mounts what was opened over a place, restricted before anybody sees it.
+fn bound(opened: OwnedFd, place: OwnedFd, restricted: Restrictions) -> io::Result<()> {
+    let tree = volume_path::tree_of(opened)?;
+    restrict_mount(tree.as_fd(), restricted, Extent::Top)?;
+    volume_path::put(tree, place)
 }
 
 fn bind_read_only(outside: &Path, inside: &Path) -> Result<(), Failure> {
@@ -176,7 +221,7 @@ fn restrict(inside: &Path, more: MountFlags) -> Result<(), Failure> {
     mount_remount(inside, flags, c"").trying(|| format!("protect {}", inside.display()))
 }
 
-fn switch(root: &Path) -> io::Result<()> {
+pub(super) fn switch(root: &Path) -> io::Result<()> {
     env::set_current_dir(root)?;
     // The old root is put on top of the new one, and then taken away.
     pivot_root(".", ".")?;

@@ -19,9 +19,9 @@ type Answer = Response<UnsyncBoxBody<Bytes, Infallible>>;
 
 /// The objects, and what was asked.
 #[derive(Clone)]
-pub struct FakeApi {
+pub(crate) struct FakeApi {
     state: Arc<Mutex<State>>,
-    changes: broadcast::Sender<Value>,
+    changes: broadcast::Sender<(String, Value)>,
 }
 
 #[derive(Default)]
@@ -32,11 +32,11 @@ struct State {
 }
 
 impl FakeApi {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { state: Arc::default(), changes: broadcast::channel(1024).0 }
     }
 
-    pub fn client(&self) -> Client {
+    pub(crate) fn client(&self) -> Client {
         let api = self.clone();
         let service = tower::service_fn(move |request: Request<Body>| {
             let api = api.clone();
@@ -46,43 +46,42 @@ impl FakeApi {
     }
 
     /// Creates or replaces an object.
-    pub fn put(&self, path: &str, mut object: Value) {
+    pub(crate) fn put(&self, path: &str, mut object: Value) {
         let mut state = self.state.lock().unwrap();
         state.revision += 1;
         object["metadata"]["resourceVersion"] = json!(state.revision.to_string());
         let known = state.objects.insert(path.into(), object.clone());
         let kind = if known.is_some() { "MODIFIED" } else { "ADDED" };
-        if path.contains("/pods/") {
-            let _ = self.changes.send(json!({"type": kind, "object": object}));
-        }
+        let _ = self.changes.send((path.into(), json!({"type": kind, "object": object})));
     }
 
-    pub fn get(&self, path: &str) -> Option<Value> {
+    pub(crate) fn get(&self, path: &str) -> Option<Value> {
         self.state.lock().unwrap().objects.get(path).cloned()
     }
 
     /// Merges into an object, as a user would.
-    pub fn patch(&self, path: &str, patch: &Value) -> Option<Value> {
+    pub(crate) fn patch(&self, path: &str, patch: &Value) -> Option<Value> {
         let mut object = self.get(path)?;
         merge(&mut object, patch);
         self.put(path, object);
         self.get(path)
     }
 
-    pub fn delete(&self, path: &str) -> Option<Value> {
+    pub(crate) fn delete(&self, path: &str) -> Option<Value> {
         let mut state = self.state.lock().unwrap();
         let object = state.objects.remove(path)?;
-        let _ = self.changes.send(json!({"type": "DELETED", "object": object}));
+        let change = json!({"type": "DELETED", "object": object});
+        let _ = self.changes.send((path.into(), change));
         Some(object)
     }
 
     /// The DELETE requests so far: paths and bodies.
-    pub fn deletions(&self) -> Vec<(String, Value)> {
+    pub(crate) fn deletions(&self) -> Vec<(String, Value)> {
         self.state.lock().unwrap().deletions.clone()
     }
 
     /// The reasons of all events, in the order of their creation.
-    pub fn event_reasons(&self) -> Vec<String> {
+    pub(crate) fn event_reasons(&self) -> Vec<String> {
         let state = self.state.lock().unwrap();
         let events = state.objects.iter().filter(|(path, _)| path.contains("/events/"));
         let mut events: Vec<_> = events.map(|(_, event)| event.clone()).collect();
@@ -94,17 +93,54 @@ impl FakeApi {
         events.iter().map(|event| event["reason"].as_str().unwrap_or_default().into()).collect()
     }
 
-    /// Waits for an event with this reason.
-    pub async fn until_event(&self, reason: &str) {
+    /// Waits for an event whose message contains this.
+    pub(crate) async fn until_message(&self, text: &str) {
         let end = Instant::now() + Duration::from_secs(10);
-        while !self.event_reasons().iter().any(|known| known == reason) {
-            assert!(Instant::now() < end, "no event {reason}: {:?}", self.event_reasons());
+        loop {
+            let messages: Vec<_> = {
+                let state = self.state.lock().unwrap();
+                let events = state.objects.iter().filter(|(path, _)| path.contains("/events/"));
+                let messages = events.map(|(_, event)| event["message"].to_string());
+                messages.map(|message| message.replace("\\\"", "\"")).collect()
+            };
+            if messages.iter().any(|message| message.contains(text)) {
+                return;
+            }
+            assert!(Instant::now() < end, "no event {text}: {messages:?}");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 
+    /// The event with this reason and message.
+    pub(crate) fn event(&self, reason: &str, message: &str) -> Value {
+        let state = self.state.lock().unwrap();
+        let mut events = state.objects.iter().filter(|(path, _)| path.contains("/events/"));
+        let found =
+            events.find(|(_, event)| event["reason"] == reason && event["message"] == message);
+        found.map_or(Value::Null, |(_, event)| event.clone())
+    }
+
+    /// Remembers what becomes of an object, until it is gone.
+    pub(crate) fn follow(&self, path: &str) -> Arc<Mutex<Vec<Value>>> {
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let (mut changes, kept, path) = (self.changes.subscribe(), seen.clone(), path.to_owned());
+        tokio::spawn(async move {
+            while let Ok((changed, change)) = changes.recv().await {
+                if changed == path && change["type"] == "MODIFIED" {
+                    kept.lock().unwrap().push(change["object"].clone());
+                }
+            }
+        });
+        seen
+    }
+
     /// Waits until the object satisfies a condition; returns it.
-    pub async fn until(&self, path: &str, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
+    pub(crate) async fn until(
+        &self,
+        path: &str,
+        what: &str,
+        holds: impl Fn(&Value) -> bool,
+    ) -> Value {
         let end = Instant::now() + Duration::from_secs(10);
         loop {
             let object = self.get(path).unwrap_or(Value::Null);
@@ -134,13 +170,36 @@ impl FakeApi {
                 false => self.list(),
             };
         }
-        if path.ends_with("/services") && method == Method::GET {
+        if (path.ends_with("/configmaps") || path.ends_with("/secrets")) && method == Method::GET {
+            let name = query.split("metadata.name%3D").nth(1).unwrap_or_default();
+            let name = name.split('&').next().unwrap_or_default();
+            return match query.contains("watch=true") {
+                true if query.contains("sendInitialEvents") => {
+                    let status = json!({"kind": "Status", "status": "Failure", "code": 422});
+                    reply(StatusCode::UNPROCESSABLE_ENTITY, &status)
+                }
+                true => self.watch_one(format!("{path}/{name}")),
+                false => self.list_below(&format!("{path}/{name}")),
+            };
+        }
+        let lists = ["/services", "/endpointslices", "/leases"];
+        if lists.iter().any(|list| path.ends_with(list)) && method == Method::GET {
             return self.list_below(&path);
         }
         let object = path.strip_suffix("/status").unwrap_or(&path).to_owned();
         let found = match method {
             Method::GET => self.get(&object),
+            // Only what is applied may be new.
+            Method::PATCH if query.contains("fieldManager=") && self.get(&object).is_none() => {
+                self.put(&object, body.clone());
+                self.get(&object)
+            }
             Method::PATCH => self.patch(&object, &body),
+            Method::POST if path.ends_with("/token") => Some(json!({
+                "kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1", "metadata": {},
+                "spec": body["spec"],
+                "status": {"token": format!("token-for-{}", body["spec"]["boundObjectRef"]["name"]),
+                           "expirationTimestamp": "2100-01-01T00:00:00Z"}})),
             Method::POST => {
                 let name = body["metadata"]["name"].as_str().unwrap_or_default();
                 let path = format!("{path}/{name}");
@@ -175,14 +234,30 @@ impl FakeApi {
         let state = self.state.lock().unwrap();
         let found = state.objects.iter().filter(|(known, _)| known.starts_with(path));
         let items: Vec<_> = found.map(|(_, object)| object.clone()).collect();
-        let list = json!({"kind": "List", "apiVersion": "v1", "items": items, "metadata": {}});
+        let list = json!({"kind": "List", "apiVersion": "v1", "items": items,
+                          "metadata": {"resourceVersion": state.revision.to_string()}});
         reply(StatusCode::OK, &list)
     }
 
     fn watch(&self) -> Answer {
-        let changes = stream::unfold(self.changes.subscribe(), async |mut changes| {
-            let change = changes.recv().await.ok()?;
-            Some((format!("{change}\n"), changes))
+        self.watch_paths(|path| path.contains("/pods/"))
+    }
+
+    fn watch_one(&self, wanted: String) -> Answer {
+        self.watch_paths(move |path| path == wanted)
+    }
+
+    fn watch_paths(&self, wanted: impl Fn(&str) -> bool + Clone + Send + 'static) -> Answer {
+        let changes = stream::unfold(self.changes.subscribe(), move |mut changes| {
+            let wanted = wanted.clone();
+            async move {
+                loop {
+                    let (path, change) = changes.recv().await.ok()?;
+                    if wanted(&path) {
+                        return Some((format!("{change}\n"), changes));
+                    }
+                }
+            }
         });
         let frames = changes.map(|line| Ok(http_body::Frame::data(Bytes::from(line))));
         Response::new(StreamBody::new(frames).boxed_unsync())

@@ -1,21 +1,36 @@
 //! The agent's loop against a few lines of API server: with a fake runtime, and once with the
 //! built-in one on a real kernel (layer L4).
 
+mod departure;
+mod eviction;
 mod fake_api;
 mod fake_runtime;
+mod hooks;
+mod parts;
+mod policies;
+mod probes;
+mod rejection;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use fake_api::FakeApi;
-use fake_runtime::FakeRuntime;
+use fake_runtime::{FakeImages, FakeRuntime};
+use roadstead_component::component::Component;
 use roadstead_node::agent::run_with;
-use roadstead_node::config::{Config, DEFAULT_BRIDGE};
+use roadstead_node::config::{Config, DEFAULT_BRIDGE, Housekeeping, NodeLabels, PolicyWait};
+use roadstead_node::images::StoredImages;
 use roadstead_node::runtime::builtin::{BuiltinRuntime, cleanup};
-use roadstead_node::runtime::{PodName, PodRuntime, RecoveredPod};
+use roadstead_node::runtime::{ContainerRuntime, Images, Runtime};
+use roadstead_pod::pod_name::PodName;
+use roadstead_pod::recovery::RecoveredPod;
+use roadstead_pod::resources::PROCESSES;
+use roadstead_pod::sysctls::UnsafeSysctls;
 use roadstead_testkit::netns::{laboratory, run};
 use serde_json::{Value, json};
+use tokio::io::DuplexStream;
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 const WEB: &str = "/api/v1/namespaces/default/pods/web";
@@ -24,14 +39,28 @@ fn config() -> Config {
     Config {
         node_name: "node".into(),
         bridge: DEFAULT_BRIDGE.into(),
-        pod_cidr: "10.244.0.0/24".parse().unwrap(),
-        service_cidr: "10.96.0.0/12".parse().unwrap(),
+        pod_cidrs: vec!["10.244.0.0/24".parse().unwrap()],
+        service_cidrs: vec!["10.96.0.0/12".parse().unwrap()],
         cluster_dns: [10, 96, 0, 10].into(),
         cluster_domain: "cluster.local".into(),
         state_dir: "/run/state".into(),
-        internal_ip: [192, 0, 2, 1].into(),
+        image_dir: "/run/images".into(),
+        registry_config: None,
+        registry_authfile: None,
+        oci_runtime: None,
+        runtime_endpoint: None,
+        internal_ips: [192, 0, 2, 1].into(),
         open_files: None,
         allow_privileged: false,
+        unsafe_sysctls: UnsafeSysctls::default(),
+        node_labels: NodeLabels::default(),
+        pod_pids: PROCESSES,
+        secure_port: None,
+        manifests: None,
+        housekeeping: Housekeeping::default(),
+        policies: PolicyWait::default(),
+        parts: Vec::new(),
+        component: Component::default(),
     }
 }
 
@@ -50,14 +79,30 @@ fn pod(image: &str, container: &Value) -> Value {
 struct Agent {
     stop: CancellationToken,
     task: tokio::task::JoinHandle<()>,
+    _incoming: mpsc::Sender<DuplexStream>,
 }
 
 impl Agent {
-    fn start(api: &FakeApi, runtime: impl PodRuntime) -> Self {
+    fn start(api: &FakeApi, containers: impl ContainerRuntime) -> Self {
+        Self::start_with(api, containers, FakeImages)
+    }
+
+    fn start_with(api: &FakeApi, containers: impl ContainerRuntime, images: impl Images) -> Self {
+        Self::start_as(api, config(), containers, images)
+    }
+
+    fn start_as(
+        api: &FakeApi,
+        config: Config,
+        containers: impl ContainerRuntime,
+        images: impl Images,
+    ) -> Self {
+        let runtime = Runtime::new(containers, images);
         let stop = CancellationToken::new();
-        let running = run_with(api.client(), config(), runtime, stop.clone());
+        let (incoming, streams) = mpsc::channel(1);
+        let running = run_with(api.client(), (config, runtime), streams, stop.clone());
         let task = tokio::spawn(async move { running.await.unwrap() });
-        Self { stop, task }
+        Self { stop, task, _incoming: incoming }
     }
 
     async fn stop(self) {
@@ -77,6 +122,21 @@ fn is_ready(pod: &Value) -> bool {
 }
 
 #[tokio::test]
+async fn a_node_without_its_runtime_is_not_ready() {
+    let api = FakeApi::new();
+    let agent = Agent::start(&api, FakeRuntime::that_is_down());
+    let path = "/api/v1/nodes/node";
+    let known = |node: &Value| condition(node, "Ready") != "none";
+    let node = api.until(path, "registered", known).await;
+    let ready = &node["status"]["conditions"][3];
+    assert_eq!(
+        [&ready["type"], &ready["status"], &ready["reason"], &ready["message"]],
+        ["Ready", "False", "KubeletNotReady", "container runtime is down"]
+    );
+    agent.stop().await;
+}
+
+#[tokio::test]
 async fn the_node_registers_itself() {
     let api = FakeApi::new();
     let agent = Agent::start(&api, FakeRuntime::default());
@@ -86,7 +146,10 @@ async fn the_node_registers_itself() {
     assert_eq!(node["metadata"]["labels"]["kubernetes.io/hostname"], "node");
     assert_eq!(node["spec"]["podCIDR"], "10.244.0.0/24");
     assert_eq!(condition(&node, "Ready"), "True");
-    assert_eq!(node["status"]["nodeInfo"]["kubeletVersion"], "v1.37.0+roadstead");
+    assert_eq!(
+        node["status"]["nodeInfo"]["kubeletVersion"],
+        concat!("v1.37.0+roadstead-", env!("CARGO_PKG_VERSION"))
+    );
     agent.stop().await;
 }
 
@@ -137,13 +200,15 @@ async fn containers_know_the_services_of_their_namespace() {
 }
 
 #[tokio::test]
-async fn a_pod_does_not_run_without_its_volumes() {
+async fn a_pod_waits_for_its_volumes_and_follows_them() {
     let api = FakeApi::new();
     let runtime = FakeRuntime::default();
     let agent = Agent::start(&api, runtime.clone());
-    let mut web =
-        pod("roadstead/echo", &json!({"volumeMounts": [{"name": "c", "mountPath": "/c"}]}));
-    web["spec"]["volumes"] = json!([{"name": "c", "configMap": {"name": "c"}}]);
+    let mount = json!({"volumeMounts": [{"name": "c", "mountPath": "/c"},
+                                          {"name": "t", "mountPath": "/t"}]});
+    let mut web = pod("roadstead/echo", &mount);
+    web["spec"]["volumes"] = json!([{"name": "c", "configMap": {"name": "m"}}, {"name": "t",
+        "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}]);
     api.put(WEB, web);
     let message = |pod: &Value| {
         let state = &pod["status"]["containerStatuses"][0]["state"]["waiting"];
@@ -151,11 +216,52 @@ async fn a_pod_does_not_run_without_its_volumes() {
         state["message"].as_str().unwrap_or_default().to_owned()
     };
     let waits = api.until(WEB, "waiting with a message", |pod| !message(pod).is_empty()).await;
-    let why = message(&waits);
-    assert!(why.starts_with("MountVolume.SetUp failed for volume \"c\" : configMap"), "{why}");
+    let why = "MountVolume.SetUp failed for volume \"c\" : configmap \"m\" not found";
+    assert_eq!(message(&waits), why);
     assert_eq!(waits["status"]["phase"], "Pending");
-    api.until_event("FailedMount").await;
+    api.until_message(why).await;
     assert_eq!(runtime.calls(), [""; 0]);
+
+    // It starts as soon as the object is there, and sees what becomes of it.
+    let map = |text: &str| {
+        json!({"apiVersion": "v1", "kind": "ConfigMap",
+               "metadata": {"name": "m", "namespace": "default"}, "data": {"a": text}})
+    };
+    let path = "/api/v1/namespaces/default/configmaps/m";
+    let began = Instant::now();
+    api.put(path, map("1"));
+    api.until(WEB, "ready", is_ready).await;
+    assert!(began.elapsed() < Duration::from_secs(5), "it did not wait for the next attempt");
+    assert_eq!(runtime.file("c/a").as_deref(), Some("1"));
+    assert_eq!(runtime.file("t/token").as_deref(), Some("token-for-\"web\""));
+    api.put(path, map("2"));
+    let end = Instant::now() + Duration::from_secs(10);
+    while runtime.file("c/a").as_deref() != Some("2") {
+        assert!(Instant::now() < end, "the file stays as it was");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn variables_come_from_objects() {
+    let api = FakeApi::new();
+    let runtime = FakeRuntime::default();
+    let agent = Agent::start(&api, runtime.clone());
+    let from = json!({"configMapKeyRef": {"name": "m", "key": "a"}});
+    let container = json!({"env": [{"name": "A", "valueFrom": from}]});
+    api.put(WEB, pod("roadstead/echo", &container));
+    let stuck = |pod: &Value| waiting(pod) == "CreateContainerConfigError";
+    let waits = api.until(WEB, "stuck", stuck).await;
+    let state = &waits["status"]["containerStatuses"][0]["state"]["waiting"];
+    assert_eq!(state["message"], "configmap \"m\" not found");
+    api.until_message("Error: configmap \"m\" not found").await;
+    let map = json!({"apiVersion": "v1", "kind": "ConfigMap",
+                     "metadata": {"name": "m", "namespace": "default"}, "data": {"a": "1"}});
+    api.put("/api/v1/namespaces/default/configmaps/m", map);
+    api.patch(WEB, &json!({"spec": {"priority": 1}}));
+    api.until(WEB, "ready", is_ready).await;
+    assert_eq!(runtime.variable("A").as_deref(), Some("1"));
     agent.stop().await;
 }
 
@@ -233,6 +339,10 @@ async fn a_missing_image_is_reported_and_tried_again_when_it_changes() {
     api.put(WEB, pod("missing", &json!({})));
     let stuck = api.until(WEB, "stuck", |pod| waiting(pod) == "ErrImagePull").await;
     assert_eq!(stuck["status"]["phase"], "Pending");
+    let waits = api.until(WEB, "waiting", |pod| waiting(pod) == "ImagePullBackOff").await;
+    let state = &waits["status"]["containerStatuses"][0]["state"]["waiting"];
+    let why = "Back-off pulling image \"missing\": ErrImagePull: no such image";
+    assert_eq!(state["message"], why);
     let spec = pod("roadstead/echo", &json!({}));
     api.patch(WEB, &json!({"spec": spec["spec"]}));
     api.until(WEB, "ready", is_ready).await;
@@ -240,9 +350,70 @@ async fn a_missing_image_is_reported_and_tried_again_when_it_changes() {
 }
 
 #[tokio::test]
+async fn what_is_said_about_images() {
+    let never = json!({"imagePullPolicy": "Never"});
+    for (image, container, want, events) in [
+        (
+            "there",
+            json!({}),
+            "",
+            &[
+                "Pulling image \"there\"",
+                "Successfully pulled image \"there\" in",
+                "Image size: 12345 bytes.",
+                "Container created",
+                "Container started",
+            ][..],
+        ),
+        (
+            "loaded",
+            json!({}),
+            "",
+            &["already present on machine and can be accessed by the pod, its registry cannot"],
+        ),
+        (
+            "missing",
+            never,
+            "ErrImageNeverPull",
+            &[
+                "Container image \"missing\" is not present with pull policy of Never",
+                "Error: ErrImageNeverPull",
+            ],
+        ),
+        (
+            "Bad",
+            json!({}),
+            "InvalidImageName",
+            &[
+                "Failed to apply default image tag \"Bad\": invalid reference format",
+                "Error: InvalidImageName",
+            ],
+        ),
+        (
+            "missing",
+            json!({}),
+            "ErrImagePull",
+            &["Failed to pull image \"missing\": no such image", "Error: ErrImagePull"],
+        ),
+    ] {
+        let api = FakeApi::new();
+        let agent = Agent::start(&api, FakeRuntime::default());
+        api.put(WEB, pod(image, &container));
+        match want {
+            "" => drop(api.until(WEB, "ready", is_ready).await),
+            want => drop(api.until(WEB, want, |pod| waiting(pod) == want).await),
+        }
+        for event in events {
+            api.until_message(event).await;
+        }
+        agent.stop().await;
+    }
+}
+
+#[tokio::test]
 async fn pods_that_were_deleted_meanwhile_are_removed() {
     let name = PodName { namespace: "default".into(), name: "old".into(), uid: "u0".into() };
-    let old = RecoveredPod { pod: name, address: None, containers: BTreeMap::new() };
+    let old = RecoveredPod { pod: name, addresses: None, containers: BTreeMap::new() };
     let runtime = FakeRuntime::with_recovered(vec![old]);
     let agent = Agent::start(&FakeApi::new(), runtime.clone());
     let end = Instant::now() + Duration::from_secs(5);
@@ -276,7 +447,7 @@ fn readiness_and_liveness_of_a_real_pod() {
 async fn probed() {
     let api = FakeApi::new();
     let runtime = BuiltinRuntime::start(&config(), executable()).await.unwrap();
-    let agent = Agent::start(&api, runtime);
+    let agent = Agent::start_with(&api, runtime, StoredImages::open(&config()).unwrap());
     let probe = |failures: u32| {
         json!({"httpGet": {"path": "/healthz", "port": 8080}, "periodSeconds": 1,
                "failureThreshold": failures})
@@ -300,7 +471,7 @@ async fn probed() {
     agent.stop().await;
     assert_eq!(curl(&format!("{address}:8080/")), "web");
     let runtime = BuiltinRuntime::start(&config(), executable()).await.unwrap();
-    let agent = Agent::start(&api, runtime);
+    let agent = Agent::start_with(&api, runtime, StoredImages::open(&config()).unwrap());
     tokio::time::sleep(Duration::from_millis(500)).await;
     let pod = api.get(WEB).unwrap();
     assert_eq!((is_ready(&pod), restarts(&pod)), (true, 1));

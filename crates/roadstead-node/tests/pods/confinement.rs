@@ -83,13 +83,13 @@ fn a_container_writes_to_nothing_of_the_node() {
 fn a_container_runs_as_the_user_it_asks_for_or_not_at_all() {
     in_laboratory(async |config| {
         let runtime = BuiltinRuntime::start(&config, executable()).await.unwrap();
-        runtime.create_sandbox(&name("one"), PodNetwork::Own).await.unwrap();
-        let mut order = order("one", "main", &["--port", "80"]);
-        order.confinement.user = 1000;
-        order.confinement.group = 1001;
+        runtime.create_sandbox(&name("one"), NetworkMode::Own.into()).await.unwrap();
+        let mut container_config = container_config("one", "main", &["--port", "80"]);
+        container_config.confinement.user = 1000;
+        container_config.confinement.group = 1001;
         let users = fs::read_to_string("/proc/self/uid_map").unwrap();
         let has_users = users.split_whitespace().last() != Some("1");
-        match (has_users, runtime.start(order).await) {
+        match (has_users, runtime.start(container_config).await) {
             (true, started) => {
                 started.unwrap();
                 for (line, want) in [
@@ -117,17 +117,37 @@ fn a_container_runs_as_the_user_it_asks_for_or_not_at_all() {
 
 #[test]
 fn limits_hold() {
+    if !is_left_out("cgroups") {
+        limits_hold_here();
+    }
+}
+
+/// The same in a kernel that has them in version two.
+#[test]
+#[ignore = "needs control groups of version two, see scripts/lab"]
+fn limits_hold_in_version_two() {
+    assert!(Path::new("/sys/fs/cgroup/cgroup.controllers").exists());
+    limits_hold_here();
+}
+
+fn limits_hold_here() {
     in_laboratory(async |config| {
+        // Groups of other tests may go while they are looked at, and one that was killed may have left
+        // some, in a network that had the number of ours.
+        let find =
+            |name: &str| run(&format!("find /sys/fs/cgroup -name {name} -type d 2>&- || true"));
+        let own = format!("roadstead-{}", run("stat -Lc %i /proc/self/ns/net"));
+        let stale = find(&own);
         let runtime = BuiltinRuntime::start(&config, executable()).await.unwrap();
-        let missing = runtime.notes();
-        if !missing.is_empty() {
-            eprintln!("not tested: {missing:?}");
-            drop(runtime);
-            cleanup(&config).await.unwrap();
-            return;
-        }
-        runtime.create_sandbox(&name("one"), PodNetwork::Own).await.unwrap();
-        let mut small = order("one", "main", &["sleep", "infinity"]);
+        let mut missing = runtime.notes();
+        // How we were started is no business of this test.
+        missing.retain(|note| note.reason == "MissingControlGroups");
+        assert!(
+            missing.is_empty(),
+            "limits of pods cannot be tested here: {missing:?} (set ROADSTEAD_SKIP=cgroups to leave them out)"
+        );
+        runtime.create_sandbox(&name("one"), NetworkMode::Own.into()).await.unwrap();
+        let mut small = container_config("one", "main", &["sleep", "infinity"]);
         small.resources.of_container.memory = Some(64 << 20);
         small.resources.of_container.cpu = Some(250);
         small.resources.of_container.processes = Some(7);
@@ -163,7 +183,7 @@ fn limits_hold() {
         let address = start(&runtime, "big", &[]).await;
         fetch(address, "/");
         let mut greedy =
-            order("big", "greedy", &["curl", "-s", "-o", "/dev/null", "127.0.0.1:8080"]);
+            container_config("big", "greedy", &["curl", "-s", "-o", "/dev/null", "127.0.0.1:8080"]);
         greedy.resources.of_container.memory = Some(256 << 10);
         match runtime.start(greedy).await {
             Ok(_) => {
@@ -173,13 +193,14 @@ fn limits_hold() {
             // It did not even come to the command.
             Err(error) => eprintln!("{error}"),
         }
-        let groups = run("find /sys/fs/cgroup -name 'poduid-of-big' -type d");
+        let groups = find("poduid-of-big");
         assert!(!groups.is_empty());
         runtime.remove(&name("big")).await.unwrap();
         drop(runtime);
-        let own = format!("roadstead-{}", run("stat -Lc %i /proc/self/ns/net"));
         cleanup(&config).await.unwrap();
-        assert_eq!(run(&format!("find /sys/fs/cgroup -name {own} -type d")), "");
+        let left = find(&own);
+        let new: Vec<_> = left.lines().filter(|path| !stale.contains(path)).collect();
+        assert!(new.is_empty(), "{new:?}");
     });
 }
 
@@ -205,9 +226,10 @@ fn a_read_only_root_is_read_only() {
         let runtime = BuiltinRuntime::start(&config, executable()).await.unwrap();
         fetch(start(&runtime, "one", &[]).await, "/");
         for (path, code) in [("/tmp/x", 23), ("/x", 23), ("/dev/shm/x", 0)] {
-            let mut order = order("one", "main2", &["curl", "-s", "-o", path, "127.0.0.1:8080"]);
-            order.confinement.read_only_root = true;
-            runtime.start(order).await.unwrap();
+            let mut container_config =
+                container_config("one", "main2", &["curl", "-s", "-o", path, "127.0.0.1:8080"]);
+            container_config.confinement.read_only_root = true;
+            runtime.start(container_config).await.unwrap();
             assert_eq!(runtime.wait(&name("one"), "main2").await.code, code, "{path}");
         }
         drop(runtime);

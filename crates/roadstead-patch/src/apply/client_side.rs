@@ -5,7 +5,7 @@
 //! the annotation up to date, so that one can go back. (Upstream: lastappliedmanager.go and
 //! lastappliedupdater.go; only for the manager `kubectl`.)
 
-use roadstead_api::look::Look;
+use roadstead_schema::json::Pointer;
 use serde_json::Value;
 
 use super::compare::compare;

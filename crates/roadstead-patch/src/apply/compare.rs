@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::sync::LazyLock;
 
-use roadstead_api::schema::ListKind;
+use roadstead_schema::types::ListKind;
 use serde_json::{Map, Value};
 
 use super::element::Element;
@@ -12,7 +12,7 @@ use super::typing::{Parts, Shape, Typing};
 
 /// The paths in which two values differ.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Comparison {
+pub(super) struct Comparison {
     /// What only the new value has.
     pub added: FieldSet,
     /// What both have, differently.
@@ -32,7 +32,7 @@ struct Mark {
 static EMPTY: LazyLock<Value> = LazyLock::new(|| Value::Object(Map::new()));
 
 /// Compares two objects; without an old one, everything that is not always there is new.
-pub fn compare(typing: Typing<'_>, old: Option<&Value>, new: &Value) -> Comparison {
+pub(super) fn compare(typing: Typing<'_>, old: Option<&Value>, new: &Value) -> Comparison {
     let mut comparison = Comparison::default();
     comparison.values(typing, Some(old.unwrap_or(&EMPTY)), Some(new));
     comparison
@@ -40,12 +40,12 @@ pub fn compare(typing: Typing<'_>, old: Option<&Value>, new: &Value) -> Comparis
 
 impl Comparison {
     /// Whether nothing differs.
-    pub fn is_same(&self) -> bool {
+    pub(super) fn is_same(&self) -> bool {
         self.added.is_empty() && self.modified.is_empty() && self.removed.is_empty()
     }
 
     /// What the new value says and the old one does not.
-    pub fn set(&self) -> FieldSet {
+    pub(super) fn set(&self) -> FieldSet {
         self.added.union(&self.modified)
     }
 

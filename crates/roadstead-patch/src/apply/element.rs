@@ -8,7 +8,7 @@ use serde_json::Value;
 
 /// A step from a value to a part of it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Element {
+pub(super) enum Element {
     /// A field of an object, or an entry of a map.
     Field(Box<str>),
     /// The element of a list with these key fields, as JSON such as `{"port":80}`.
@@ -21,12 +21,12 @@ pub enum Element {
 
 impl Element {
     /// The step to a field.
-    pub fn field(name: &str) -> Self {
+    pub(super) fn field(name: &str) -> Self {
         Self::Field(name.into())
     }
 
     /// The step to a list element with these key fields, in any order.
-    pub fn key<'v>(fields: impl Iterator<Item = (&'v str, &'v Value)>) -> Self {
+    pub(super) fn key<'v>(fields: impl Iterator<Item = (&'v str, &'v Value)>) -> Self {
         let mut fields: Vec<_> = fields.collect();
         fields.sort_unstable_by_key(|(name, _)| *name);
         let mut text = String::with_capacity(32);
@@ -41,14 +41,14 @@ impl Element {
     }
 
     /// The step to a list element of this value.
-    pub fn value(value: &Value) -> Self {
+    pub(super) fn value(value: &Value) -> Self {
         let mut text = String::new();
         write_scalar(&mut text, value);
         Self::Value(text.into())
     }
 
     /// Reads a name in FieldsV1, such as `f:spec`.
-    pub fn parse(text: &str) -> Option<Self> {
+    pub(super) fn parse(text: &str) -> Option<Self> {
         let (kind, rest) = text.split_once(':')?;
         let json = || serde_json::from_str::<Value>(rest).ok();
         match kind {
@@ -66,7 +66,7 @@ impl Element {
     }
 
     /// The name in FieldsV1.
-    pub fn encode(&self) -> String {
+    pub(super) fn encode(&self) -> String {
         match self {
             Self::Field(name) => ["f:", name].concat(),
             Self::Key(json) => ["k:", json].concat(),

@@ -11,14 +11,14 @@ use super::element::Element;
 
 /// A set of paths, all of which begin at the same place.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct FieldSet {
+pub(super) struct FieldSet {
     /// In order, each element once; none without a member at or below it.
     branches: Vec<Branch>,
 }
 
 /// The paths of a set that begin with the same step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Branch {
+pub(super) struct Branch {
     /// The step.
     pub element: Element,
     /// Whether the path of only this step is in the set.
@@ -47,23 +47,23 @@ const INTERSECTION: Keep = Keep { left: false, right: false, both: true };
 
 impl FieldSet {
     /// Whether no path is in it.
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.branches.is_empty()
     }
 
     /// What begins with each step, in order.
-    pub fn branches(&self) -> &[Branch] {
+    pub(super) fn branches(&self) -> &[Branch] {
         &self.branches
     }
 
     /// What begins with a step.
-    pub fn branch(&self, element: &Element) -> Option<&Branch> {
+    pub(super) fn branch(&self, element: &Element) -> Option<&Branch> {
         let found = self.branches.binary_search_by(|branch| branch.element.cmp(element));
         found.ok().map(|index| &self.branches[index])
     }
 
     /// What begins with a field.
-    pub fn field(&self, name: &str) -> Option<&Branch> {
+    pub(super) fn field(&self, name: &str) -> Option<&Branch> {
         let order = |branch: &Branch| match &branch.element {
             Element::Field(field) => (**field).cmp(name),
             _ => Ordering::Greater,
@@ -72,7 +72,8 @@ impl FieldSet {
     }
 
     /// Whether a path is in the set.
-    pub fn has(&self, path: &[Element]) -> bool {
+    #[cfg(test)]
+    pub(super) fn has(&self, path: &[Element]) -> bool {
         match path {
             [] => false,
             [last] => self.branch(last).is_some_and(|branch| branch.member),
@@ -81,7 +82,7 @@ impl FieldSet {
     }
 
     /// Puts a path into the set.
-    pub fn insert(&mut self, path: &[Element]) {
+    pub(super) fn insert(&mut self, path: &[Element]) {
         let Some((first, rest)) = path.split_first() else { return };
         let place = self.branches.binary_search_by(|branch| branch.element.cmp(first));
         let index = place.unwrap_or_else(|index| {
@@ -128,22 +129,23 @@ impl FieldSet {
     }
 
     /// The paths in either set.
-    pub fn union(&self, other: &Self) -> Self {
+    pub(super) fn union(&self, other: &Self) -> Self {
         self.combine(other, UNION)
     }
 
     /// The paths in this set that are not in the other.
-    pub fn difference(&self, other: &Self) -> Self {
+    pub(super) fn difference(&self, other: &Self) -> Self {
         self.combine(other, DIFFERENCE)
     }
 
     /// The paths in both sets.
-    pub fn intersection(&self, other: &Self) -> Self {
+    pub(super) fn intersection(&self, other: &Self) -> Self {
         self.combine(other, INTERSECTION)
     }
 
     /// The members that have no members below them.
-    pub fn leaves(&self) -> Self {
+    #[cfg(test)]
+    pub(super) fn leaves(&self) -> Self {
         let mut leaves = Self::default();
         for branch in &self.branches {
             let member = branch.below.is_empty();
@@ -192,7 +194,7 @@ impl FieldSet {
     }
 
     /// Calls `visit` with every path; at each place shorter paths come before longer ones.
-    pub fn visit(&self, visit: &mut impl FnMut(&[Element])) {
+    pub(super) fn visit(&self, visit: &mut impl FnMut(&[Element])) {
         self.visit_below(&mut Vec::new(), visit);
     }
 
@@ -210,14 +212,14 @@ impl FieldSet {
     }
 
     /// All paths as messages show them, such as `.spec.ports[port=80,protocol="TCP"].name`.
-    pub fn shown(&self) -> Vec<String> {
+    pub(super) fn shown(&self) -> Vec<String> {
         let mut shown = Vec::new();
         self.visit(&mut |path| shown.push(path.iter().map(Element::to_string).collect()));
         shown
     }
 
     /// Reads FieldsV1; `None` if it is not that.
-    pub fn decode(fields: &Value) -> Option<Self> {
+    pub(super) fn decode(fields: &Value) -> Option<Self> {
         fields.as_object().and_then(Self::decode_object)
     }
 
@@ -236,7 +238,7 @@ impl FieldSet {
     }
 
     /// As FieldsV1.
-    pub fn encode(&self) -> Value {
+    pub(super) fn encode(&self) -> Value {
         let encode = |branch: &Branch| {
             let mut below = branch.below.encode();
             if branch.member && !branch.below.is_empty() {

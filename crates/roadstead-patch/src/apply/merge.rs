@@ -1,6 +1,6 @@
 //! Merging an applied configuration into an object, and taking out what is no longer applied.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
@@ -9,7 +9,7 @@ use super::fieldset::FieldSet;
 use super::typing::{Parts, Typing};
 
 /// The object with everything that the configuration says.
-pub fn merge(typing: Typing<'_>, live: Value, config: &Value) -> Value {
+pub(super) fn merge(typing: Typing<'_>, live: Value, config: &Value) -> Value {
     match (live, config) {
         (live, Value::Null) => match typing.parts(&live) {
             // Null says nothing about what others put there.
@@ -49,7 +49,7 @@ fn merge_fields(typing: Typing<'_>, live: &mut Map<String, Value>, config: &Map<
 /// in relation to those that keep their order. What is new comes just before what follows it.
 fn merge_items(typing: Typing<'_>, live: Vec<Value>, config: &[Value]) -> Vec<Value> {
     let place = |(index, item)| (typing.element_at(index, item), index);
-    let places: HashMap<Element, usize> = config.iter().enumerate().map(place).collect();
+    let places: BTreeMap<Element, usize> = config.iter().enumerate().map(place).collect();
     let mut shared: Vec<Option<Value>> = vec![None; config.len()];
     // Others, and the places of the shared elements, in the present order.
     let mut walk = Vec::with_capacity(live.len());
@@ -90,7 +90,7 @@ fn joined(typing: Typing<'_>, shared: &mut [Option<Value>], config: &[Value], at
 }
 
 /// Takes out what is in `last` and not in `keep`: what somebody owned and nobody does now.
-pub fn prune(typing: Typing<'_>, value: &mut Value, last: &FieldSet, keep: &FieldSet) {
+pub(super) fn prune(typing: Typing<'_>, value: &mut Value, last: &FieldSet, keep: &FieldSet) {
     if last.is_empty() {
         return;
     }

@@ -1,5 +1,5 @@
 use roadstead_api::kind::METADATA;
-use roadstead_api::schema::Schema;
+use roadstead_schema::types::Schema;
 use serde_json::json;
 
 use super::track::track;

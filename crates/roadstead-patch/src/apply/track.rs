@@ -55,7 +55,7 @@ pub(super) fn put(object: &mut Value, managed_fields: Value) {
     if managed_fields.as_array().is_some_and(Vec::is_empty) {
         return;
     }
-    if let Value::Object(metadata) = roadstead_api::look::child(object, "metadata") {
+    if let Value::Object(metadata) = roadstead_schema::json::child(object, "metadata") {
         metadata.insert("managedFields".to_owned(), managed_fields);
     }
 }

@@ -1,6 +1,6 @@
 //! What an applied configuration sets, and whether it fits the schema.
 
-use roadstead_api::schema::ListKind;
+use roadstead_schema::types::ListKind;
 use serde_json::{Map, Value};
 
 use super::element::Element;
@@ -8,7 +8,7 @@ use super::fieldset::FieldSet;
 use super::typing::{Parts, Scalar, Shape, Typing};
 
 /// Every path that a value sets.
-pub fn set_of(typing: Typing<'_>, value: &Value) -> FieldSet {
+pub(super) fn set_of(typing: Typing<'_>, value: &Value) -> FieldSet {
     let mut set = FieldSet::default();
     match typing.parts(value) {
         Parts::Whole => {}
@@ -36,7 +36,7 @@ pub fn set_of(typing: Typing<'_>, value: &Value) -> FieldSet {
 }
 
 /// What about a value does not fit its typing, each with its path.
-pub fn misfits(typing: Typing<'_>, value: &Value) -> Vec<String> {
+pub(super) fn misfits(typing: Typing<'_>, value: &Value) -> Vec<String> {
     let mut checker = Checker { path: Vec::new(), misfits: Vec::new() };
     checker.check(typing, value);
     checker.misfits
@@ -90,7 +90,7 @@ impl<'v> Checker<'v> {
     }
 
     fn items(&mut self, typing: Typing<'_>, kind: ListKind, items: &'v [Value]) {
-        let mut seen = std::collections::HashSet::new();
+        let mut seen = std::collections::BTreeSet::new();
         for (index, item) in items.iter().enumerate() {
             let element = match kind {
                 ListKind::Atomic => Element::Index(index),

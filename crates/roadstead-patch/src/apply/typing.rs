@@ -4,8 +4,8 @@
 //! Server-side apply asks the same few questions everywhere: is this merged or replaced as a
 //! whole, what are its fields, what tells the elements of a list apart.
 
-use roadstead_api::schema::{Field, ListKind, Schema, Type, TypeId};
-use roadstead_api::structural::{Additional, Primitive, Structural};
+use roadstead_schema::structural::{Additional, Primitive, Structural};
+use roadstead_schema::types::{Field, ListKind, Schema, Type, TypeId};
 use serde_json::{Map, Value};
 
 use super::element::Element;

@@ -2,7 +2,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use serde_json::json;
 
 use super::*;
-use crate::backend::{NamedPort, Phase};
+use crate::pod_view::{NamedPort, Phase};
 
 /// `1+2-3:http` is a subset with ready and waiting addresses, and its ports by name.
 fn subset(text: &str) -> EndpointSubset {
@@ -106,9 +106,9 @@ fn json_merge(into: &mut serde_json::Value, from: serde_json::Value) {
 }
 
 /// `7` is ready, `7=waiting`, `7=going`, `7=gone`.
-fn pod(word: &str) -> Backend {
+fn pod(word: &str) -> PodView {
     let (number, state) = word.split_once('=').unwrap_or((word, "ready"));
-    let mut pod: Backend =
+    let mut pod: PodView =
         serde_json::from_value(json!({"metadata": {"name": format!("p{number}"),
         "namespace": "ns", "uid": number}, "spec": {"nodeName": "n"}}))
         .unwrap();
@@ -117,7 +117,7 @@ fn pod(word: &str) -> Backend {
         format!("fd00::{number}").parse().unwrap(),
     ];
     pod.ready = state != "waiting";
-    pod.phase = if state == "gone" { Phase::Finished } else { Phase::Running };
+    pod.phase = if state == "gone" { Phase::Failed } else { Phase::Running };
     if state == "going" {
         pod.metadata.deletion_timestamp =
             Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(Timestamp::UNIX_EPOCH));

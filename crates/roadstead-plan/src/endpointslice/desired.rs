@@ -1,6 +1,6 @@
 //! Which endpoints a Service should have.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{Node, ObjectReference, Service, ServicePort};
@@ -8,13 +8,13 @@ use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::Input;
-use crate::backend::Backend;
+use crate::pod_view::PodView;
 
 const ZONE: &str = "topology.kubernetes.io/zone";
 
 /// One port as clients of a slice see it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Port {
+pub(crate) struct Port {
     pub name: String,
     pub protocol: String,
     pub port: i32,
@@ -23,11 +23,11 @@ pub struct Port {
 
 /// The ports that all endpoints of a slice have, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct PortSet(Vec<Port>);
+pub(crate) struct PortSet(Vec<Port>);
 
 impl PortSet {
     /// The ports of a slice.
-    pub fn of(slice: &EndpointSlice) -> Self {
+    pub(crate) fn of(slice: &EndpointSlice) -> Self {
         let ports = slice.ports.iter().flatten().map(|port| Port {
             name: port.name.clone().unwrap_or_default(),
             protocol: port.protocol.clone().unwrap_or_else(|| "TCP".into()),
@@ -38,23 +38,23 @@ impl PortSet {
     }
 
     /// These ports, in order.
-    pub fn sorted(mut ports: Vec<Port>) -> Self {
+    pub(crate) fn sorted(mut ports: Vec<Port>) -> Self {
         ports.sort();
         Self(ports)
     }
 
     /// The ports themselves.
-    pub fn ports(&self) -> &[Port] {
+    pub(crate) fn ports(&self) -> &[Port] {
         &self.0
     }
 
     /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// As a slice has them.
-    pub fn to_ports(&self) -> Vec<EndpointPort> {
+    pub(crate) fn to_ports(&self) -> Vec<EndpointPort> {
         let ports = self.0.iter().map(|port| EndpointPort {
             name: Some(port.name.clone()),
             protocol: Some(port.protocol.clone()),
@@ -67,8 +67,8 @@ impl PortSet {
 
 /// An endpoint that should be there. It borrows everything, because most are there already.
 #[derive(Clone, Copy, Debug)]
-pub struct Candidate<'a> {
-    pub pod: &'a Backend,
+pub(crate) struct Candidate<'a> {
+    pub pod: &'a PodView,
     pub address: IpAddr,
     hostname: Option<&'a str>,
     zone: Option<&'a str>,
@@ -77,7 +77,7 @@ pub struct Candidate<'a> {
 
 impl Candidate<'_> {
     /// Whether an endpoint is this one, if perhaps with other attributes.
-    pub fn is(&self, endpoint: &Endpoint) -> bool {
+    pub(crate) fn is(&self, endpoint: &Endpoint) -> bool {
         let target = endpoint.target_ref.as_ref();
         let address = match endpoint.addresses.as_slice() {
             [one] => one.parse::<IpAddr>().ok(),
@@ -90,7 +90,7 @@ impl Candidate<'_> {
     }
 
     /// Whether an endpoint that is this one says about it what is true. Hints do not count.
-    pub fn is_described_by(&self, endpoint: &Endpoint) -> bool {
+    pub(crate) fn is_described_by(&self, endpoint: &Endpoint) -> bool {
         let target = endpoint.target_ref.as_ref();
         let node = Some(self.pod.node.as_str()).filter(|name| !name.is_empty());
         endpoint.conditions.as_ref() == Some(&self.conditions())
@@ -110,7 +110,7 @@ impl Candidate<'_> {
     }
 
     /// As a slice has it.
-    pub fn to_endpoint(self) -> Endpoint {
+    pub(crate) fn to_endpoint(self) -> Endpoint {
         Endpoint {
             addresses: vec![self.address.to_string()],
             conditions: Some(self.conditions()),
@@ -124,7 +124,7 @@ impl Candidate<'_> {
 }
 
 /// How endpoints name their pod.
-pub(crate) fn target_ref(pod: &Backend) -> ObjectReference {
+pub(crate) fn target_ref(pod: &PodView) -> ObjectReference {
     ObjectReference {
         kind: Some("Pod".into()),
         namespace: pod.metadata.namespace.clone(),
@@ -135,7 +135,7 @@ pub(crate) fn target_ref(pod: &Backend) -> ObjectReference {
 }
 
 /// The name under which a Service makes a pod known, if it does.
-pub(crate) fn hostname<'a>(service: &Service, pod: &'a Backend) -> Option<&'a str> {
+pub(crate) fn hostname<'a>(service: &Service, pod: &'a PodView) -> Option<&'a str> {
     let is_under_it = service.metadata.name.as_deref() == Some(&pod.subdomain)
         && service.metadata.namespace == pod.metadata.namespace;
     Some(pod.hostname.as_str()).filter(|hostname| is_under_it && !hostname.is_empty())
@@ -153,7 +153,7 @@ pub(crate) fn publishes_all(service: &Service) -> bool {
 }
 
 /// The address families that get slices.
-pub fn families(service: &Service) -> Vec<String> {
+pub(crate) fn families(service: &Service) -> Vec<String> {
     let Some(spec) = &service.spec else { return vec!["IPv4".into()] };
     match &spec.ip_families {
         Some(families) if !families.is_empty() => families.clone(),
@@ -164,7 +164,7 @@ pub fn families(service: &Service) -> Vec<String> {
 }
 
 /// The endpoints of one family, by the ports they have.
-pub fn endpoints<'a>(
+pub(crate) fn endpoints<'a>(
     input: &Input<'a>,
     family: &str,
     missing_nodes: &mut BTreeSet<String>,
@@ -174,7 +174,7 @@ pub fn endpoints<'a>(
     let common = common_ports(input.service);
     let mut alike = Vec::new();
     // Many pods are on few nodes.
-    let mut nodes: HashMap<&str, Option<&'a Node>> = HashMap::new();
+    let mut nodes: BTreeMap<&str, Option<&'a Node>> = BTreeMap::new();
     for &pod in input.pods.iter().filter(|pod| !pod.is_finished()) {
         let wanted = |address: &&IpAddr| address.is_ipv6() == (family == "IPv6");
         let Some(&address) = pod.addresses.iter().find(wanted) else { continue };
@@ -203,11 +203,11 @@ pub(crate) fn common_ports(service: &Service) -> Option<PortSet> {
     let by_name = |port: &ServicePort| matches!(port.target_port, Some(IntOrString::String(_)));
     let ports = service.spec.as_ref().and_then(|spec| spec.ports.as_ref());
     let depends = ports.into_iter().flatten().any(by_name);
-    (!depends).then(|| self::ports(service, &Backend::default()))
+    (!depends).then(|| self::ports(service, &PodView::default()))
 }
 
 /// The Service's ports as this pod has them: a port that it does not name is left out.
-pub(crate) fn ports(service: &Service, pod: &Backend) -> PortSet {
+pub(crate) fn ports(service: &Service, pod: &PodView) -> PortSet {
     let ports = service.spec.as_ref().and_then(|spec| spec.ports.as_ref());
     let resolved = ports.into_iter().flatten().filter_map(|port| {
         let protocol = port.protocol.as_deref().unwrap_or("TCP");
@@ -221,7 +221,7 @@ pub(crate) fn ports(service: &Service, pod: &Backend) -> PortSet {
     PortSet::sorted(resolved.collect())
 }
 
-fn target_port(port: &ServicePort, protocol: &str, pod: &Backend) -> Option<i32> {
+fn target_port(port: &ServicePort, protocol: &str, pod: &PodView) -> Option<i32> {
     match &port.target_port {
         None => Some(port.port),
         Some(IntOrString::Int(number)) => Some(*number),

@@ -155,7 +155,12 @@ impl Slices<'_> {
 }
 
 /// Gives the endpoints of one family their hints; `had` says whether there were any before.
-pub fn assign(mode: Mode, topology: &Topology, had: bool, slices: &mut Slices<'_>) -> Option<Note> {
+pub(crate) fn assign(
+    mode: Mode,
+    topology: &Topology,
+    had: bool,
+    slices: &mut Slices<'_>,
+) -> Option<Note> {
     match mode {
         Mode::Off => {
             slices.rewrite(|_| None);

@@ -4,7 +4,7 @@
 //! anyway; what is left goes into one more slice, old or new. Slices are never rebalanced: a write
 //! costs every watcher, a half-empty slice costs nobody. (KEP-0752.)
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 
@@ -12,7 +12,7 @@ use super::desired::Candidate;
 
 /// The slices to write for one family and one set of ports.
 #[derive(Debug, Default)]
-pub struct Packed<'a> {
+pub(crate) struct Packed<'a> {
     /// The endpoints of new slices.
     pub create: Vec<Vec<Endpoint>>,
     /// Slices with their new endpoints.
@@ -30,7 +30,7 @@ pub struct Packed<'a> {
 /// The candidates by pod, and which of them have found their place.
 struct Wanted<'a> {
     all: Vec<Candidate<'a>>,
-    by_pod: HashMap<&'a str, usize>,
+    by_pod: BTreeMap<&'a str, usize>,
     placed: Vec<bool>,
 }
 
@@ -42,7 +42,7 @@ enum Fate {
 }
 
 /// Packs `wanted` into slices of at most `max`, given the slices that exist.
-pub fn pack<'a>(
+pub(super) fn pack<'a>(
     existing: &[&'a EndpointSlice],
     wanted: Vec<Candidate<'_>>,
     max: usize,

@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use proptest::prelude::*;
 
 use super::*;
-use crate::backend::{NamedPort, Phase};
+use crate::pod_view::{NamedPort, Phase};
 
 fn service() -> Service {
     Service {
@@ -29,8 +29,8 @@ fn address(number: u32) -> String {
 }
 
 /// `7=ready` is pod 7; states are ready, waiting, going, gone, homeless.
-fn pod(number: u32, state: &str) -> Backend {
-    Backend {
+fn pod(number: u32, state: &str) -> PodView {
+    PodView {
         metadata: ObjectMeta {
             name: Some(format!("pod-{number}")),
             namespace: Some("default".into()),
@@ -39,14 +39,14 @@ fn pod(number: u32, state: &str) -> Backend {
             ..Default::default()
         },
         node: if state == "homeless" { "nowhere" } else { "node" }.into(),
-        phase: if state == "gone" { Phase::Finished } else { Phase::Running },
+        phase: if state == "gone" { Phase::Failed } else { Phase::Running },
         addresses: vec![address(number).parse().unwrap()],
         ready: state != "waiting",
         ..Default::default()
     }
 }
 
-fn pods(text: &str) -> Vec<Backend> {
+fn pods(text: &str) -> Vec<PodView> {
     let pair = |word: &str| {
         let (number, state) = word.split_once('=').unwrap_or((word, "ready"));
         pod(number.parse().unwrap(), state)
@@ -63,7 +63,7 @@ struct Cluster {
 }
 
 impl Cluster {
-    fn sync(&mut self, service: &Service, pods: &[Backend], max: usize) -> SlicePlan {
+    fn sync(&mut self, service: &Service, pods: &[PodView], max: usize) -> SlicePlan {
         let node = Node::default();
         let find = |name: &str| (name == "node").then_some(&node);
         let pods: Vec<_> = pods.iter().collect();
@@ -225,7 +225,7 @@ fn pods_with_different_ports_are_apart() {
         ..Default::default()
     };
     service.spec.as_mut().unwrap().ports = Some(vec![by_name(80, "h"), by_name(90, "m")]);
-    let listening = |number: u32, ports: &[(&str, i32)]| Backend {
+    let listening = |number: u32, ports: &[(&str, i32)]| PodView {
         ports: ports
             .iter()
             .map(|(name, number)| NamedPort {
@@ -286,8 +286,8 @@ fn names_labels_and_hints_of_a_slice() {
     let spec = service.spec.as_mut().unwrap();
     spec.cluster_ip = Some("None".into());
     spec.traffic_distribution = Some("PreferSameNode".into());
-    let named = Backend { hostname: "one".into(), subdomain: "web".into(), ..pod(1, "ready") };
-    let other = Backend { hostname: "two".into(), subdomain: "db".into(), ..pod(2, "ready") };
+    let named = PodView { hostname: "one".into(), subdomain: "web".into(), ..pod(1, "ready") };
+    let other = PodView { hostname: "two".into(), subdomain: "db".into(), ..pod(2, "ready") };
     let mut cluster = Cluster::default();
     cluster.sync(&service, &[named, other], 100);
     let slice = &cluster.slices[0];
@@ -324,7 +324,7 @@ fn the_trigger_is_written_with_a_change_and_not_without() {
     };
     let first = plan(&input(&[], Some(Timestamp::UNIX_EPOCH)));
     let annotations = first.create[0].metadata.annotations.clone().unwrap();
-    assert_eq!(annotations[trigger::ANNOTATION], "1970-01-01T00:00:00Z");
+    assert_eq!(annotations[trigger_time::ANNOTATION], "1970-01-01T00:00:00Z");
     let again = plan(&input(&[&first.create[0]], None));
     assert_eq!((again.create.len(), again.update.len()), (0, 0));
 }

@@ -10,6 +10,7 @@ use roadstead_forwarding::iptables::listing::Listing;
 use roadstead_forwarding::iptables::model::TableName;
 use roadstead_forwarding::service::IpFamily;
 
+use crate::data_plane::{CounterDoubt, PERMISSION, Refusal};
 use crate::nft::probe;
 
 /// The kubelet makes them so that others find the right variant.
@@ -41,6 +42,39 @@ pub enum IptablesError {
         /// The line of our input that it complains about, if it names one.
         line: Option<String>,
     },
+}
+
+impl Refusal for IptablesError {
+    fn is_missing_feature(&self) -> bool {
+        match self {
+            IptablesError::Run { source, .. } => source.kind() == io::ErrorKind::NotFound,
+            IptablesError::Refused { message, .. } => {
+                message.contains("does not exist") || message.contains("not supported")
+            }
+        }
+    }
+
+    fn remedy(&self) -> Option<&'static str> {
+        const PROGRAMS: &str = "install iptables, or use --proxy-mode nftables";
+        match self {
+            IptablesError::Run { .. } => Some(PROGRAMS),
+            IptablesError::Refused { message, .. } => {
+                message.contains("Permission denied").then_some(PERMISSION)
+            }
+        }
+    }
+
+    /// The kernel can have the counters (nfnetlink_acct) and not the rules (xt_nfacct). Legacy
+    /// iptables names no line but the last.
+    fn doubt_about_counters(&self) -> CounterDoubt {
+        let IptablesError::Refused { message, line, .. } = self else { return CounterDoubt::None };
+        let line = line.as_deref().unwrap_or_default();
+        match [message.as_str(), line].iter().any(|text| text.contains("nfacct")) {
+            true => CounterDoubt::Named,
+            false if line == "COMMIT" => CounterDoubt::Possible,
+            false => CounterDoubt::None,
+        }
+    }
 }
 
 fn quote(line: &Option<String>) -> String {
@@ -230,6 +264,23 @@ mod tests {
         ];
         for (name, nft, legacy, want) in cases {
             assert_eq!(choose(nft, legacy), want, "{name}");
+        }
+    }
+
+    #[test]
+    fn doubts_about_counters() {
+        let line = |line: &str| Some(line.to_owned()).filter(|line| !line.is_empty());
+        let cases = [
+            ("unknown option --nfacct-name", "", CounterDoubt::Named),
+            ("line 7 failed", "-A KUBE-SERVICES -m nfacct --nfacct-name x", CounterDoubt::Named),
+            ("line 9 failed", "COMMIT", CounterDoubt::Possible),
+            ("line 7 failed", "-A KUBE-SERVICES -j ACCEPT", CounterDoubt::None),
+            ("Permission denied", "", CounterDoubt::None),
+        ];
+        for (message, at, want) in cases {
+            let (program, message) = ("iptables-restore".into(), message.to_owned());
+            let refused = IptablesError::Refused { program, message, line: line(at) };
+            assert_eq!(refused.doubt_about_counters(), want, "{refused}");
         }
     }
 

@@ -16,7 +16,7 @@ use super::{DRAINING, Doing, IpvsError, IpvsPlane};
 impl IpvsPlane {
     /// Deletes everything of ours, if there is anything; rules that are kept stay. Connections break.
     pub fn remove(&mut self, kept: &Kept) -> Result<(), IpvsError> {
-        self.forget_surroundings(kept)?;
+        self.remove_rules_around(kept)?;
         self.let_go(false)?;
         Ok(())
     }
@@ -24,17 +24,17 @@ impl IpvsPlane {
     /// The same, but for servers that have connections. Returns whether nothing is left; if not,
     /// [`has_left`](Self::has_left) is to be asked now and then.
     pub fn leave(&mut self, kept: &Kept) -> Result<bool, IpvsError> {
-        self.forget_surroundings(kept)?;
+        self.remove_rules_around(kept)?;
         self.has_left()
     }
 
     /// Deletes servers whose last connection has ended; returns whether nothing is left.
-    pub fn has_left(&mut self) -> Result<bool, IpvsError> {
+    pub(crate) fn has_left(&mut self) -> Result<bool, IpvsError> {
         self.let_go(true)
     }
 
     /// Connections know their way without rules and sets.
-    fn forget_surroundings(&mut self, kept: &Kept) -> Result<(), IpvsError> {
+    fn remove_rules_around(&mut self, kept: &Kept) -> Result<(), IpvsError> {
         self.layout = None;
         self.draining.clear();
         let restore = rules::removal(self.family, &self.programs.list()?, kept);

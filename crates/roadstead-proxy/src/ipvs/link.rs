@@ -3,13 +3,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 use roadstead_forwarding::service::IpFamily;
+use roadstead_netlink::attributes::{address_of, attribute};
+use roadstead_netlink::socket::{Answer, NetlinkFamily, Request, Socket};
+use roadstead_netlink::{CREATE, DUMP, EXCLUSIVE};
 use rustix::io::Errno;
-
-use super::conversation::{Conversation, EXCLUSIVE, Request};
-use crate::netlink::{CREATE, DUMP, attribute};
 
 /// What the link is called; upstream's name, so that people find it.
 pub(crate) const NAME: &str = "kube-ipvs0";
@@ -34,7 +34,7 @@ const HOST_SCOPE: u8 = 254;
 /// The node's links and addresses.
 #[derive(Debug)]
 pub(super) struct Links {
-    conversation: Conversation,
+    socket: Socket,
 }
 
 /// The addresses of a node, by the link they are on.
@@ -49,7 +49,7 @@ pub(super) struct Addresses {
 impl Links {
     /// Connects.
     pub(super) fn open() -> io::Result<Self> {
-        Ok(Self { conversation: Conversation::open(None)? })
+        Ok(Self { socket: Socket::open(NetlinkFamily::Route)? })
     }
 
     /// Makes our link if it is not there; returns its number.
@@ -57,9 +57,9 @@ impl Links {
         if let Some(index) = self.find()? {
             return Ok(index);
         }
-        let prefix = link_prefix(NO_ARP);
-        let request = Request { kind: NEW_LINK, flags: CREATE | EXCLUSIVE, prefix: &prefix };
-        self.conversation.order(&request, |all| {
+        let header = link_prefix(NO_ARP);
+        let request = Request { kind: NEW_LINK, flags: CREATE | EXCLUSIVE, header: &header };
+        self.socket.order(&request, |all| {
             all.text(LINK_NAME, NAME);
             all.nest(LINK_INFO, |info| info.text(LINK_KIND, "dummy"));
         })?;
@@ -77,28 +77,23 @@ impl Links {
 
     /// Deletes our link with all its addresses, if it is there.
     pub(super) fn remove(&mut self) -> io::Result<()> {
-        let prefix = link_prefix(0);
-        let request = Request { kind: DELETE_LINK, flags: 0, prefix: &prefix };
-        unless(Errno::NODEV, self.conversation.order(&request, |all| all.text(LINK_NAME, NAME)))
+        let header = link_prefix(0);
+        let request = Request { kind: DELETE_LINK, flags: 0, header: &header };
+        let outcome = self.socket.order(&request, |all| all.text(LINK_NAME, NAME));
+        unless(Errno::NODEV, outcome.map_err(io::Error::from))
     }
 
     /// All addresses of a family.
     pub(super) fn addresses(&mut self, family: IpFamily, ours: u32) -> io::Result<Addresses> {
-        let prefix = address_prefix(family_number(family), 0, 0);
-        let request = Request { kind: GET_ADDRESS, flags: DUMP, prefix: &prefix };
+        let header = address_prefix(family.number(), 0, 0);
+        let request = Request { kind: GET_ADDRESS, flags: DUMP, header: &header };
         let mut found: BTreeMap<IpAddr, bool> = BTreeMap::new();
-        self.conversation.ask(
-            &request,
-            |_| {},
-            |answer| {
-                if let Some((address, index, scope)) = read_address(answer) {
-                    let callable = scope != SCOPE_LINK && scope != HOST_SCOPE;
-                    if index == ours || callable {
-                        *found.entry(address).or_default() |= index == ours;
-                    }
-                }
-            },
-        )?;
+        for (address, index, scope) in self.socket.ask(&request, |_| {}, read_address)? {
+            let callable = scope != SCOPE_LINK && scope != HOST_SCOPE;
+            if index == ours || callable {
+                *found.entry(address).or_default() |= index == ours;
+            }
+        }
         let (ours, others): (Vec<_>, Vec<_>) = found.into_iter().partition(|(_, ours)| *ours);
         let addresses = |of: Vec<(IpAddr, bool)>| of.into_iter().map(|(address, _)| address);
         Ok(Addresses { ours: addresses(ours).collect(), others: addresses(others).collect() })
@@ -119,28 +114,27 @@ impl Links {
             IpAddr::V4(v4) => (v4.octets().to_vec(), 32),
             IpAddr::V6(v6) => (v6.octets().to_vec(), 128),
         };
-        let prefix = address_prefix(family_number(IpFamily::of(address)), length, link);
-        let request = Request { kind, flags, prefix: &prefix };
-        self.conversation.order(&request, |all| {
+        let header = address_prefix(IpFamily::of(address).number(), length, link);
+        let request = Request { kind, flags, header: &header };
+        Ok(self.socket.order(&request, |all| {
             all.put(LOCAL, &bytes);
             all.put(ADDRESS, &bytes);
-        })
+        })?)
     }
 
     /// The number of our link, if it is there.
     pub(super) fn find(&mut self) -> io::Result<Option<u32>> {
-        let prefix = link_prefix(0);
-        let request = Request { kind: GET_LINK, flags: 0, prefix: &prefix };
-        let mut index = None;
-        let outcome = self.conversation.ask(
-            &request,
-            |all| all.text(LINK_NAME, NAME),
-            |answer| {
-                index = answer.get(4..8).and_then(|b| b.try_into().ok()).map(u32::from_ne_bytes)
-            },
-        );
-        unless(Errno::NODEV, outcome)?;
-        Ok(index)
+        let header = link_prefix(0);
+        let request = Request { kind: GET_LINK, flags: 0, header: &header };
+        let index = |answer: Answer<'_>| {
+            Some(u32::from_ne_bytes(answer.header.get(4..8)?.try_into().ok()?))
+        };
+        let found = self.socket.ask(&request, |all| all.text(LINK_NAME, NAME), index);
+        let found = found.map_err(io::Error::from);
+        match found {
+            Err(error) if error.raw_os_error() == Some(Errno::NODEV.raw_os_error()) => Ok(None),
+            found => Ok(found?.first().copied()),
+        }
     }
 }
 
@@ -165,22 +159,10 @@ fn address_prefix(family: u8, length: u8, link: u32) -> [u8; 8] {
     prefix
 }
 
-fn family_number(family: IpFamily) -> u8 {
-    match family {
-        IpFamily::V4 => 2,
-        IpFamily::V6 => 10,
-    }
-}
-
-fn read_address(answer: &[u8]) -> Option<(IpAddr, u32, u8)> {
-    let scope = *answer.get(3)?;
-    let index = u32::from_ne_bytes(answer.get(4..8)?.try_into().ok()?);
-    let rest = answer.get(8..)?;
-    let value = attribute(rest, LOCAL).or_else(|| attribute(rest, ADDRESS))?;
-    let address = match value.len() {
-        4 => Ipv4Addr::from(<[u8; 4]>::try_from(value).ok()?).into(),
-        16 => Ipv6Addr::from(<[u8; 16]>::try_from(value).ok()?).into(),
-        _ => return None,
-    };
-    Some((address, index, scope))
+fn read_address(answer: Answer<'_>) -> Option<(IpAddr, u32, u8)> {
+    let scope = *answer.header.get(3)?;
+    let index = u32::from_ne_bytes(answer.header.get(4..8)?.try_into().ok()?);
+    let own = attribute(answer.attributes, LOCAL);
+    let value = own.or_else(|| attribute(answer.attributes, ADDRESS))?;
+    Some((address_of(value)?, index, scope))
 }

@@ -1,14 +1,13 @@
 //! Virtual servers and their destinations, over the kernel's generic netlink family `IPVS`.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
 use roadstead_forwarding::ipvs::model::{Scheduler, Server, Settings, Timeouts};
 use roadstead_forwarding::service::{IpFamily, Protocol};
-use rustix::net::netlink;
-
-use super::conversation::{Conversation, Request};
-use crate::netlink::{Attributes, DUMP, attribute};
+use roadstead_netlink::DUMP;
+use roadstead_netlink::attributes::{Attributes, address_of, attribute};
+use roadstead_netlink::socket::{Answer, NetlinkFamily, Request, Socket};
 
 const CONTROL_FAMILY: u16 = 0x10;
 const GET_FAMILY: u8 = 3;
@@ -74,47 +73,39 @@ pub(super) struct Destination {
 /// The kernel's IPVS.
 #[derive(Debug)]
 pub(super) struct Servers {
-    conversation: Conversation,
+    socket: Socket,
     family_id: u16,
 }
 
 impl Servers {
     /// Connects; fails with `NotFound` if the kernel has no IPVS.
     pub(super) fn open() -> io::Result<Self> {
-        let mut conversation = Conversation::open(Some(netlink::GENERIC))?;
-        let request = Request { kind: CONTROL_FAMILY, flags: 0, prefix: &[GET_FAMILY, 1, 0, 0] };
-        let mut family_id = None;
-        conversation.ask(
+        let mut socket = Socket::open(NetlinkFamily::Generic)?;
+        let request = Request { kind: CONTROL_FAMILY, flags: 0, header: &[GET_FAMILY, 1, 0, 0] };
+        let ids = socket.ask(
             &request,
             |attributes| attributes.text(FAMILY_NAME, "IPVS"),
-            |answer| family_id = answer.get(4..).and_then(|rest| number16(rest, FAMILY_ID)),
+            |answer| number16(answer.attributes, FAMILY_ID),
         )?;
-        let family_id = family_id.ok_or(io::ErrorKind::NotFound)?;
-        Ok(Self { conversation, family_id })
+        let family_id = *ids.first().ok_or(io::ErrorKind::NotFound)?;
+        Ok(Self { socket, family_id })
     }
 
     /// All virtual servers of an address family.
     pub(super) fn list(&mut self, family: IpFamily) -> io::Result<Vec<(Server, Settings)>> {
-        let mut found = Vec::new();
-        let take = |answer: &[u8]| {
-            let body = answer.get(4..).and_then(|rest| attribute(rest, top::SERVICE));
-            found.extend(body.and_then(read_server));
-        };
-        self.ask(command::GET_SERVICE, DUMP, |_| {}, take)?;
+        let read = |answer: Answer<'_>| read_server(attribute(answer.attributes, top::SERVICE)?);
+        let mut found = self.dump(command::GET_SERVICE, |_| {}, read)?;
         found.retain(|(server, _)| IpFamily::of(server.address) == family);
         Ok(found)
     }
 
     /// All destinations of a virtual server.
     pub(super) fn destinations(&mut self, server: &Server) -> io::Result<Vec<Destination>> {
-        let mut found = Vec::new();
         let family = IpFamily::of(server.address);
-        let take = |answer: &[u8]| {
-            let body = answer.get(4..).and_then(|rest| attribute(rest, top::DESTINATION));
-            found.extend(body.and_then(|body| read_destination(body, family)));
+        let read = |answer: Answer<'_>| {
+            read_destination(attribute(answer.attributes, top::DESTINATION)?, family)
         };
-        self.ask(command::GET_DESTINATION, DUMP, |all| key(all, server), take)?;
-        Ok(found)
+        self.dump(command::GET_DESTINATION, |all| key(all, server), read)
     }
 
     /// Adds a virtual server.
@@ -177,21 +168,20 @@ impl Servers {
     }
 
     fn order(&mut self, command: u8, fill: impl FnOnce(&mut Attributes<'_>)) -> io::Result<()> {
-        let prefix = [command, VERSION, 0, 0];
-        let request = Request { kind: self.family_id, flags: 0, prefix: &prefix };
-        self.conversation.order(&request, fill)
+        let header = [command, VERSION, 0, 0];
+        let request = Request { kind: self.family_id, flags: 0, header: &header };
+        Ok(self.socket.order(&request, fill)?)
     }
 
-    fn ask(
+    fn dump<T>(
         &mut self,
         command: u8,
-        flags: u16,
         fill: impl FnOnce(&mut Attributes<'_>),
-        take: impl FnMut(&[u8]),
-    ) -> io::Result<()> {
-        let prefix = [command, VERSION, 0, 0];
-        let request = Request { kind: self.family_id, flags, prefix: &prefix };
-        self.conversation.ask(&request, fill, take)
+        read: impl FnMut(Answer<'_>) -> Option<T>,
+    ) -> io::Result<Vec<T>> {
+        let header = [command, VERSION, 0, 0];
+        let request = Request { kind: self.family_id, flags: DUMP, header: &header };
+        Ok(self.socket.ask(&request, fill, read)?)
     }
 }
 
@@ -218,7 +208,7 @@ fn full(all: &mut Attributes<'_>, server: &Server, settings: &Settings) {
 }
 
 fn server_key(nest: &mut Attributes<'_>, server: &Server) {
-    nest.put(service::FAMILY, &family_number(server.address).to_ne_bytes());
+    nest.put(service::FAMILY, &family_number(server.address));
     nest.put(service::PROTOCOL, &u16::from(server.protocol.number()).to_ne_bytes());
     nest.put(service::ADDRESS, &address_bytes(server.address));
     nest.put(service::PORT, &server.port.to_be_bytes());
@@ -236,16 +226,13 @@ fn weighted(all: &mut Attributes<'_>, server: &Server, target: SocketAddr, weigh
 }
 
 fn target_key(nest: &mut Attributes<'_>, target: SocketAddr) {
-    nest.put(destination::FAMILY, &family_number(target.ip()).to_ne_bytes());
+    nest.put(destination::FAMILY, &family_number(target.ip()));
     nest.put(destination::ADDRESS, &address_bytes(target.ip()));
     nest.put(destination::PORT, &target.port().to_be_bytes());
 }
 
-fn family_number(address: IpAddr) -> u16 {
-    match address {
-        IpAddr::V4(_) => 2,
-        IpAddr::V6(_) => 10,
-    }
+fn family_number(address: IpAddr) -> [u8; 2] {
+    u16::from(IpFamily::of(address).number()).to_ne_bytes()
 }
 
 /// The kernel's union of both kinds of addresses.
@@ -261,11 +248,9 @@ fn address_bytes(address: IpAddr) -> [u8; 16] {
 }
 
 fn read_server(body: &[u8]) -> Option<(Server, Settings)> {
-    let family = match number16(body, service::FAMILY)? {
-        2 => IpFamily::V4,
-        10 => IpFamily::V6,
-        _ => return None,
-    };
+    let number = number16(body, service::FAMILY)?;
+    let families = [IpFamily::V4, IpFamily::V6];
+    let family = families.into_iter().find(|family| u16::from(family.number()) == number)?;
     let number = number16(body, service::PROTOCOL)?;
     let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
     let protocol = protocols.into_iter().find(|p| u16::from(p.number()) == number)?;
@@ -293,11 +278,10 @@ fn read_destination(body: &[u8], family: IpFamily) -> Option<Destination> {
     })
 }
 
+/// From the kernel's union.
 fn read_address(bytes: &[u8], family: IpFamily) -> Option<IpAddr> {
-    match family {
-        IpFamily::V4 => Some(Ipv4Addr::from(<[u8; 4]>::try_from(bytes.get(..4)?).ok()?).into()),
-        IpFamily::V6 => Some(Ipv6Addr::from(<[u8; 16]>::try_from(bytes.get(..16)?).ok()?).into()),
-    }
+    let length = if family == IpFamily::V4 { 4 } else { 16 };
+    address_of(bytes.get(..length)?)
 }
 
 fn number16(bytes: &[u8], kind: u16) -> Option<u16> {

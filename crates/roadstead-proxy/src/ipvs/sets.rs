@@ -6,18 +6,17 @@ use std::net::IpAddr;
 
 use roadstead_forwarding::ipvs::model::{Entry, SetKind, SetName};
 use roadstead_forwarding::service::IpFamily;
+use roadstead_netlink::attributes::{Attributes, NETWORK_ORDER};
+use roadstead_netlink::socket::{NetlinkFamily, Request, Socket};
+use roadstead_netlink::{CREATE, EXCLUSIVE, netfilter};
 use rustix::io::Errno;
-use rustix::net::netlink;
 
-use super::conversation::{Conversation, EXCLUSIVE, Request};
-use crate::netlink::{Attributes, CREATE};
-
-const SUBSYSTEM: u16 = 6;
-const COMMAND_CREATE: u16 = 2;
-const COMMAND_DESTROY: u16 = 3;
-const COMMAND_SWAP: u16 = 6;
-const COMMAND_ADD: u16 = 9;
-const COMMAND_DELETE: u16 = 10;
+const SUBSYSTEM: u8 = 6;
+const COMMAND_CREATE: u8 = 2;
+const COMMAND_DESTROY: u8 = 3;
+const COMMAND_SWAP: u8 = 6;
+const COMMAND_ADD: u8 = 9;
+const COMMAND_DELETE: u8 = 10;
 /// The oldest protocol that the kernels of the last ten years speak.
 const PROTOCOL_VERSION: u8 = 6;
 /// Revision 1 of every kind knows SCTP; nothing newer is needed.
@@ -25,7 +24,6 @@ const REVISION: u8 = 1;
 /// As many elements as upstream allows; the kernel's own default is the same.
 const MOST_ELEMENTS: u32 = 65_536;
 const NESTED_ADDRESS: [u16; 2] = [1, 2];
-const NETWORK_ORDER: u16 = 0x4000;
 /// Our own errno of ipset: the element is, or is not, there already.
 const ELEMENT_EXISTS: i32 = 4103;
 
@@ -51,14 +49,14 @@ mod data {
 /// The kernel's sets of one address family.
 #[derive(Debug)]
 pub(super) struct Sets {
-    conversation: Conversation,
+    socket: Socket,
     family: IpFamily,
 }
 
 impl Sets {
     /// Connects.
     pub(super) fn open(family: IpFamily) -> io::Result<Self> {
-        Ok(Self { conversation: Conversation::open(Some(netlink::NETFILTER))?, family })
+        Ok(Self { socket: Socket::open(NetlinkFamily::Netfilter)?, family })
     }
 
     /// Gives a set exactly these elements, in one step for every packet.
@@ -106,7 +104,7 @@ impl Sets {
     }
 
     fn create(&mut self, name: &str, kind: SetKind) -> io::Result<()> {
-        let family = family_number(self.family);
+        let family = self.family.number();
         self.order(COMMAND_CREATE, CREATE, |all| {
             all.text(attribute::NAME, name);
             all.text(attribute::TYPE, kind.text());
@@ -128,7 +126,7 @@ impl Sets {
         tolerate(Errno::NOENT.raw_os_error(), outcome)
     }
 
-    fn element(&mut self, command: u16, flags: u16, name: &str, entry: &Entry) -> io::Result<()> {
+    fn element(&mut self, command: u8, flags: u16, name: &str, entry: &Entry) -> io::Result<()> {
         self.order(command, flags, |all| {
             all.text(attribute::NAME, name);
             all.nest(attribute::DATA, |nest| write_entry(nest, entry));
@@ -137,16 +135,16 @@ impl Sets {
 
     fn order(
         &mut self,
-        command: u16,
+        command: u8,
         flags: u16,
         fill: impl FnOnce(&mut Attributes<'_>),
     ) -> io::Result<()> {
-        let prefix = [family_number(self.family), 0, 0, 0];
-        let request = Request { kind: SUBSYSTEM << 8 | command, flags, prefix: &prefix };
-        self.conversation.order(&request, |all| {
+        let header = [self.family.number(), 0, 0, 0];
+        let request = Request { kind: netfilter(SUBSYSTEM, command), flags, header: &header };
+        Ok(self.socket.order(&request, |all| {
             all.put(attribute::PROTOCOL, &[PROTOCOL_VERSION]);
             fill(all);
-        })
+        })?)
     }
 }
 
@@ -191,11 +189,4 @@ fn write_address(nest: &mut Attributes<'_>, kind: u16, address: IpAddr) {
         IpAddr::V4(address) => inner.put(NETWORK_ORDER | v4, &address.octets()),
         IpAddr::V6(address) => inner.put(NETWORK_ORDER | v6, &address.octets()),
     });
-}
-
-fn family_number(family: IpFamily) -> u8 {
-    match family {
-        IpFamily::V4 => 2,
-        IpFamily::V6 => 10,
-    }
 }

@@ -1,7 +1,4 @@
 //! Programs and transactions as netlink batches.
-//!
-//! The numbers are those of `linux/netfilter/nf_tables.h`; the data types are those of nft, which
-//! the kernel only stores, so that `nft list` can print keys in a readable form.
 
 use std::net::IpAddr;
 
@@ -12,34 +9,20 @@ use roadstead_forwarding::nft::model::{
 use roadstead_forwarding::nft::names::{AffinitySet, ChainName, Data, SetName, Type};
 use roadstead_forwarding::nft::print::{AFFINITY_SIZE, comment, rule_text};
 use roadstead_forwarding::service::{IpFamily, ServicePortName};
+use roadstead_netlink::CREATE;
+use roadstead_netlink::attributes::Attributes;
+use roadstead_netlink::nftables::expressions::{DATA_VALUE, GOTO, LIST_ITEM, verdict_code};
+use roadstead_netlink::nftables::{
+    self, BaseChain, DELETE_ELEMENTS, NEW_ELEMENTS, NEW_SET, TableBatch, VERDICT_DATA,
+};
 
-use super::expressions::{self, octets, verdict_code};
-use crate::netlink::{APPEND, Attributes, Batch, CREATE};
-
-const NEW_TABLE: u16 = 0;
-const DELETE_TABLE: u16 = 2;
-const NEW_CHAIN: u16 = 3;
-const DELETE_CHAIN: u16 = 5;
-const NEW_RULE: u16 = 6;
-const DELETE_RULE: u16 = 8;
-const NEW_SET: u16 = 9;
-const DELETE_SET: u16 = 11;
-const NEW_ELEMENTS: u16 = 12;
-const DELETE_ELEMENTS: u16 = 14;
-
-/// Every kind of message names the table first.
-const IN_TABLE: u16 = 1;
-/// A list consists of these.
-pub(super) const LIST_ITEM: u16 = 1;
-
-/// A nest holds less than 64 KiB; we stop well before.
-const NEST_LIMIT: usize = 60_000;
+use super::expressions::{self, octets};
 
 /// Everything anew: the old table goes in the same instant. `fixed` is what does not depend on
 /// Services, `services` all that they need.
-pub(super) fn replacement(fixed: &Program, services: &Transaction) -> Batch {
+pub(super) fn replacement(fixed: &Program, services: &Transaction) -> TableBatch {
     let mut batch = removal(fixed.family);
-    table(&mut batch, NEW_TABLE);
+    batch.make_table();
     for (id, name) in (1..).zip(SetName::ALL) {
         set(&mut batch, fixed.family, name, id);
     }
@@ -57,14 +40,14 @@ pub(super) fn replacement(fixed: &Program, services: &Transaction) -> Batch {
 }
 
 /// The differences only.
-pub(super) fn transaction(family: IpFamily, transaction: &Transaction) -> Batch {
-    let mut batch = Batch::new(expressions::family_number(family));
+pub(super) fn transaction(family: IpFamily, transaction: &Transaction) -> TableBatch {
+    let mut batch = TableBatch::new(family.number(), TABLE);
     append(&mut batch, family, transaction);
     batch
 }
 
 /// Adds the differences to a batch.
-pub(super) fn append(batch: &mut Batch, family: IpFamily, transaction: &Transaction) {
+pub(super) fn append(batch: &mut TableBatch, family: IpFamily, transaction: &Transaction) {
     for (id, set) in (1000..).zip(&transaction.add_sets) {
         affinity_set(batch, family, set, id);
     }
@@ -81,78 +64,50 @@ pub(super) fn append(batch: &mut Batch, family: IpFamily, transaction: &Transact
         rules(batch, family, name, &definition.rules);
     }
     for (name, wanted) in &transaction.rewrite {
-        clear_chain(batch, name);
+        batch.clear_chain(&name.to_string());
         rules(batch, family, name, wanted);
     }
     for name in &transaction.delete_chains {
-        named(batch, DELETE_CHAIN, 3, &name.to_string());
+        batch.delete_chain(&name.to_string());
     }
     for set in &transaction.delete_sets {
-        named(batch, DELETE_SET, 2, &set.to_string());
+        batch.delete_set(&set.to_string());
     }
 }
 
 /// Deletes elements that we know only by their bytes: a key, and for ranges its end.
-pub(super) fn delete_foreign(batch: &mut Batch, foreign: &[(SetName, Vec<u8>)]) {
-    const SET: u16 = 2;
-    const ELEMENTS: u16 = 3;
+pub(super) fn delete_foreign(batch: &mut TableBatch, foreign: &[(SetName, Vec<u8>)]) {
     const KEY: u16 = 1;
     const KEY_END: u16 = 10;
     for (set, key) in foreign {
         let middle = if set.has_ranges() { key.len() / 2 } else { key.len() };
         let (first, last) = key.split_at(middle);
-        batch.message(DELETE_ELEMENTS, 0, |message| {
-            message.text(IN_TABLE, TABLE);
-            message.text(SET, set.name());
-            message.nest(ELEMENTS, |list| {
-                list.nest(LIST_ITEM, |item| {
-                    item.nest(KEY, |data| data.put(expressions::DATA_VALUE, first));
-                    if set.has_ranges() {
-                        item.nest(KEY_END, |data| data.put(expressions::DATA_VALUE, last));
-                    }
-                });
-            });
+        batch.elements(DELETE_ELEMENTS, set.name(), [()].into_iter(), |item, ()| {
+            item.nest(KEY, |data| data.put(DATA_VALUE, first));
+            if set.has_ranges() {
+                item.nest(KEY_END, |data| data.put(DATA_VALUE, last));
+            }
         });
     }
 }
 
 /// No table, whether there was one or not: deleting one that is not there would be an error.
-pub(super) fn removal(family: IpFamily) -> Batch {
-    let mut batch = Batch::new(expressions::family_number(family));
-    table(&mut batch, NEW_TABLE);
-    table(&mut batch, DELETE_TABLE);
+pub(super) fn removal(family: IpFamily) -> TableBatch {
+    let mut batch = TableBatch::new(family.number(), TABLE);
+    batch.remove_table();
     batch
 }
 
 /// A chain beside those of the table, to see whether the kernel would take it.
-pub(super) fn trial(family: IpFamily, name: &ChainName, definition: &Chain) -> Batch {
-    let mut batch = Batch::new(expressions::family_number(family));
-    table(&mut batch, NEW_TABLE);
+pub(super) fn trial(family: IpFamily, name: &ChainName, definition: &Chain) -> TableBatch {
+    let mut batch = TableBatch::new(family.number(), TABLE);
+    batch.make_table();
     chain(&mut batch, name, definition);
     rules(&mut batch, family, name, &definition.rules);
     batch
 }
 
-fn table(batch: &mut Batch, kind: u16) {
-    let flags = if kind == NEW_TABLE { CREATE } else { 0 };
-    batch.message(kind, flags, |message| message.text(IN_TABLE, TABLE));
-}
-
-/// A message that is about one object of the table, by name.
-fn named(batch: &mut Batch, kind: u16, attribute: u16, name: &str) {
-    batch.message(kind, 0, |message| {
-        message.text(IN_TABLE, TABLE);
-        message.text(attribute, name);
-    });
-}
-
-/// Deletes all rules of a chain.
-fn clear_chain(batch: &mut Batch, name: &ChainName) {
-    const CHAIN: u16 = 2;
-    named(batch, DELETE_RULE, CHAIN, &name.to_string());
-}
-
-fn affinity_set(batch: &mut Batch, family: IpFamily, set: &AffinitySet, id: u32) {
+fn affinity_set(batch: &mut TableBatch, family: IpFamily, set: &AffinitySet, id: u32) {
     const NAME: u16 = 2;
     const FLAGS: u16 = 3;
     const KEY_TYPE: u16 = 4;
@@ -165,7 +120,6 @@ fn affinity_set(batch: &mut Batch, family: IpFamily, set: &AffinitySet, id: u32)
     const FLAG_DYNAMIC: u32 = 0x20;
     let milliseconds = u64::try_from(set.timeout.as_millis()).unwrap_or(u64::MAX);
     batch.message(NEW_SET, CREATE, |message| {
-        message.text(IN_TABLE, TABLE);
         message.text(NAME, &set.to_string());
         message.number(FLAGS, FLAG_TIMEOUT | FLAG_DYNAMIC);
         let (kind, length) = concatenation(family, &[Type::Address]);
@@ -177,7 +131,7 @@ fn affinity_set(batch: &mut Batch, family: IpFamily, set: &AffinitySet, id: u32)
     });
 }
 
-fn set(batch: &mut Batch, family: IpFamily, name: SetName, id: u32) {
+fn set(batch: &mut TableBatch, family: IpFamily, name: SetName, id: u32) {
     const NAME: u16 = 2;
     const FLAGS: u16 = 3;
     const KEY_TYPE: u16 = 4;
@@ -190,9 +144,7 @@ fn set(batch: &mut Batch, family: IpFamily, name: SetName, id: u32) {
     const FLAG_INTERVAL: u32 = 0x4;
     const FLAG_MAP: u32 = 0x8;
     const FLAG_CONCATENATION: u32 = 0x80;
-    const VERDICT: u32 = 0xffff_ff00;
     batch.message(NEW_SET, CREATE, |message| {
-        message.text(IN_TABLE, TABLE);
         message.text(NAME, name.name());
         let is_map = name.data() != Data::Nothing;
         let ranges = if name.has_ranges() { FLAG_INTERVAL | FLAG_CONCATENATION } else { 0 };
@@ -202,10 +154,9 @@ fn set(batch: &mut Batch, family: IpFamily, name: SetName, id: u32) {
         message.number(KEY_LENGTH, length);
         match name.data() {
             Data::Nothing => {}
-            // A verdict has no length of its own.
             Data::Verdict => {
-                message.number(DATA_TYPE, VERDICT);
-                message.number(DATA_LENGTH, 16);
+                message.number(DATA_TYPE, VERDICT_DATA.0);
+                message.number(DATA_LENGTH, VERDICT_DATA.1);
             }
             Data::Class => {
                 let (kind, length) = concatenation(family, &[Type::Class]);
@@ -264,54 +215,25 @@ fn concatenation(family: IpFamily, types: &[Type]) -> (u32, u32) {
         (Type::Mark, _) => (19, 4),
         (Type::Class, _) => (23, 4),
     };
-    let (kind, length) = types
-        .iter()
-        .map(number_and_length)
-        .fold((0, 0), |(types, length), (number, bytes)| ((types << 6) | number, length + bytes));
-    // A single type is not padded to words, but ours are words already.
-    (kind, length)
+    nftables::concatenation(types.iter().map(number_and_length))
 }
 
-fn chain(batch: &mut Batch, name: &ChainName, definition: &Chain) {
-    const NAME: u16 = 3;
-    const HOOK: u16 = 4;
-    const POLICY: u16 = 5;
-    const KIND: u16 = 7;
-    const HOOK_NUMBER: u16 = 1;
-    const HOOK_PRIORITY: u16 = 2;
-    const ACCEPT: u32 = 1;
-    batch.message(NEW_CHAIN, CREATE, |message| {
-        message.text(IN_TABLE, TABLE);
-        message.text(NAME, &name.to_string());
-        if let Some(base) = definition.base {
-            message.nest(HOOK, |hook| {
-                hook.number(HOOK_NUMBER, u32::from(base.hook as u8));
-                hook.put(HOOK_PRIORITY, &base.priority.to_be_bytes());
-            });
-            message.number(POLICY, ACCEPT);
-            message.text(
-                KIND,
-                match base.kind {
-                    ChainKind::Filter => "filter",
-                    ChainKind::Nat => "nat",
-                },
-            );
-        }
+fn chain(batch: &mut TableBatch, name: &ChainName, definition: &Chain) {
+    let base = definition.base.map(|base| BaseChain {
+        kind: match base.kind {
+            ChainKind::Filter => "filter",
+            ChainKind::Nat => "nat",
+        },
+        hook: u32::from(base.hook as u8),
+        priority: base.priority,
     });
+    batch.chain(&name.to_string(), base);
 }
 
-fn rules(batch: &mut Batch, family: IpFamily, name: &ChainName, rules: &[Rule]) {
-    const CHAIN: u16 = 2;
-    const EXPRESSIONS: u16 = 4;
-    const USER_DATA: u16 = 7;
+fn rules(batch: &mut TableBatch, family: IpFamily, name: &ChainName, rules: &[Rule]) {
     for rule in rules {
-        batch.message(NEW_RULE, CREATE | APPEND, |message| {
-            message.text(IN_TABLE, TABLE);
-            message.text(CHAIN, &name.to_string());
-            message.nest(EXPRESSIONS, |list| {
-                rule.iter().for_each(|statement| expressions::write(list, family, statement));
-            });
-            message.put(USER_DATA, &signature(family, rule));
+        batch.rule(&name.to_string(), &signature(family, rule), |list| {
+            rule.iter().for_each(|statement| expressions::write(list, family, statement));
         });
     }
 }
@@ -327,29 +249,16 @@ pub(super) fn signature(family: IpFamily, rule: &Rule) -> [u8; 10] {
     bytes
 }
 
-/// Writes elements that come sorted by set, in as few messages as their size allows.
+/// Writes elements that come sorted by set.
 fn write_elements<'a>(
-    batch: &mut Batch,
-    kind: u16,
+    batch: &mut TableBatch,
+    kind: u8,
     elements: impl Iterator<Item = (&'a Key, Option<&'a Value>)>,
 ) {
-    const SET: u16 = 2;
-    const ELEMENTS: u16 = 3;
     let mut elements = elements.peekable();
     while let Some(set) = elements.peek().map(|(key, _)| key.set()) {
-        let flags = if kind == NEW_ELEMENTS { CREATE } else { 0 };
-        batch.message(kind, flags, |message| {
-            message.text(IN_TABLE, TABLE);
-            message.text(SET, set.name());
-            message.nest(ELEMENTS, |list| {
-                let start = list.written();
-                while list.written() - start < NEST_LIMIT
-                    && let Some((key, value)) = elements.next_if(|(key, _)| key.set() == set)
-                {
-                    list.nest(LIST_ITEM, |item| element(item, key, value));
-                }
-            });
-        });
+        let of_set = std::iter::from_fn(|| elements.next_if(|(key, _)| key.set() == set));
+        batch.elements(kind, set.name(), of_set, |item, (key, value)| element(item, key, value));
     }
 }
 
@@ -359,22 +268,22 @@ fn element(item: &mut Attributes<'_>, key: &Key, value: Option<&Value>) {
     const USER_DATA: u16 = 6;
     const KEY_END: u16 = 10;
     let (first, last) = key_bytes(key);
-    item.nest(KEY, |data| data.put(expressions::DATA_VALUE, first.as_slice()));
+    item.nest(KEY, |data| data.put(DATA_VALUE, first.as_slice()));
     if key.set().has_ranges() {
-        item.nest(KEY_END, |data| data.put(expressions::DATA_VALUE, last.as_slice()));
+        item.nest(KEY_END, |data| data.put(DATA_VALUE, last.as_slice()));
     }
     match value {
         None | Some(Value::Member) => {}
         Some(Value::Named(service)) => item.put(USER_DATA, &comment_bytes(service)),
         Some(value @ Value::Class(_, service)) => {
-            item.nest(DATA, |data| data.put(expressions::DATA_VALUE, &data_bytes(value)));
+            item.nest(DATA, |data| data.put(DATA_VALUE, &data_bytes(value)));
             item.put(USER_DATA, &comment_bytes(service));
         }
         Some(Value::Goto(chain)) => {
-            item.nest(DATA, |data| verdict_code(data, expressions::GOTO, Some(chain)));
+            item.nest(DATA, |data| verdict_code(data, GOTO, Some(&chain.to_string())));
         }
         Some(value @ Value::Target(_)) => {
-            item.nest(DATA, |data| data.put(expressions::DATA_VALUE, &data_bytes(value)));
+            item.nest(DATA, |data| data.put(DATA_VALUE, &data_bytes(value)));
         }
     }
 }

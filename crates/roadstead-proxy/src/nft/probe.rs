@@ -9,17 +9,19 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use roadstead_forwarding::nft::model::{Base, Chain, ChainKind, Hook, Statement};
 use roadstead_forwarding::nft::names::ChainName;
 use roadstead_forwarding::service::IpFamily;
+use roadstead_netlink::error::NetlinkError;
+use roadstead_netlink::nftables::TableBatch;
+use roadstead_netlink::socket::{NetlinkFamily, Socket};
 use rustix::io::Errno;
 
 use super::encode;
-use crate::netlink::{Batch, NetlinkError, Socket};
 
 const CHAIN: ChainName = ChainName::Fixed("probe");
 
 /// The parts that the proxy uses of nftables, by the names of the modules that hold them, which
 /// the kernel lacks or has not loaded.
 pub(super) fn lacking(socket: &mut Socket, family: IpFamily) -> Vec<&'static str> {
-    match socket.try_out(encode::removal(family)) {
+    match socket.try_out(encode::removal(family).into_batch()) {
         // The very beginning was refused: there is nobody who would understand it.
         Err(NetlinkError::Refused { position: 0, .. }) => return vec!["nf_tables"],
         Err(error) if is_lack(&error) => {
@@ -43,7 +45,7 @@ pub(super) fn lacking(socket: &mut Socket, family: IpFamily) -> Vec<&'static str
 
 /// Whether addresses can be translated by nftables, which iptables' nft variant needs, too.
 pub(crate) fn translates(family: IpFamily) -> bool {
-    let Ok(mut socket) = Socket::open() else { return false };
+    let Ok(mut socket) = Socket::open(NetlinkFamily::Netfilter) else { return false };
     let base = Base { kind: ChainKind::Nat, hook: Hook::Postrouting, priority: 0 };
     let chain = Chain { base: Some(base), rules: Vec::new() };
     !lacks(&mut socket, encode::trial(family, &CHAIN, &chain))
@@ -68,8 +70,8 @@ fn parts(family: IpFamily) -> [(&'static str, ChainKind, Hook, Option<Statement>
     ]
 }
 
-fn lacks(socket: &mut Socket, batch: Batch) -> bool {
-    socket.try_out(batch).is_err_and(|error| is_lack(&error))
+fn lacks(socket: &mut Socket, batch: TableBatch) -> bool {
+    socket.try_out(batch.into_batch()).is_err_and(|error| is_lack(&error))
 }
 
 /// Whether the kernel says that it has no such thing. Anything else it may object to, such as
@@ -95,7 +97,7 @@ mod tests {
     #[test]
     fn trying_changes_nothing() {
         laboratory(|| {
-            let mut socket = Socket::open().unwrap();
+            let mut socket = Socket::open(NetlinkFamily::Netfilter).unwrap();
             for family in [IpFamily::V4, IpFamily::V6] {
                 assert_eq!(lacking(&mut socket, family), Vec::<&str>::new(), "{family:?}");
                 assert!(translates(family), "{family:?}");

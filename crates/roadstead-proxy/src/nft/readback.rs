@@ -9,21 +9,11 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use roadstead_forwarding::nft::model::{Class, Key, Program, TABLE, Transaction, Value, Way};
 use roadstead_forwarding::nft::names::SetName;
 use roadstead_forwarding::service::IpFamily;
+use roadstead_netlink::error::NetlinkError;
+use roadstead_netlink::nftables::readback::{self, NamedTable};
+use roadstead_netlink::socket::Socket;
 
 use super::encode::{data_bytes, key_bytes, signature};
-use super::expressions::family_number;
-use crate::netlink::{
-    Attributes, DUMP, Message, NetlinkError, SUBSYSTEM_NFTABLES, Socket, attribute, attributes,
-    request, text_of,
-};
-
-const GET_CHAIN: u16 = 4;
-const GET_RULE: u16 = 7;
-const GET_SET: u16 = 10;
-const GET_ELEMENTS: u16 = 13;
-const GET_GENERATION: u16 = 16;
-
-const IN_TABLE: u16 = 1;
 
 /// A table as it was found.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -35,90 +25,23 @@ pub(super) struct Found {
     elements: HashMap<(SetName, Vec<u8>), Vec<u8>>,
 }
 
-/// The number of the last change that anybody made to nftables.
-pub(super) fn generation(socket: &mut Socket) -> Result<u32, NetlinkError> {
-    const ID: u16 = 1;
-    let answer = socket.ask(&request(SUBSYSTEM_NFTABLES, GET_GENERATION, 0, 0, |_| {}))?;
-    let id = answer.first().and_then(|message| attribute(&message.body, ID)?.try_into().ok());
-    Ok(id.map(u32::from_be_bytes).unwrap_or_default())
-}
-
 /// Reads our table; `None` if there is none.
 pub(super) fn read(socket: &mut Socket, family: IpFamily) -> Result<Option<Found>, NetlinkError> {
-    let mut found = Found::default();
-    for message in dump(socket, family, GET_CHAIN, |_| {})? {
-        const NAME: u16 = 3;
-        if let Some(name) = ours(&message).and_then(|()| attribute(&message.body, NAME)) {
-            found.chains.insert(text_of(name), Vec::new());
-        }
-    }
-    if found.chains.is_empty() {
+    let table = NamedTable { family: family.number(), name: TABLE };
+    let chains = readback::chains(socket, table)?;
+    if chains.is_empty() {
         return Ok(None);
     }
-    for message in dump(socket, family, GET_RULE, |m| m.text(IN_TABLE, TABLE))? {
-        const CHAIN: u16 = 2;
-        const USER_DATA: u16 = 7;
-        let Some(chain) = attribute(&message.body, CHAIN) else { continue };
-        let note = attribute(&message.body, USER_DATA).unwrap_or_default();
-        found.chains.entry(text_of(chain)).or_default().push(note.to_vec());
+    let sets: BTreeSet<_> = readback::sets(socket, table)?.into_iter().collect();
+    let mut elements = HashMap::new();
+    for set in SetName::ALL.into_iter().filter(|set| sets.contains(set.name())) {
+        let found = readback::elements(socket, table, set.name())?;
+        elements.extend(found.into_iter().map(|(key, data)| ((set, key), data)));
     }
-    for message in dump(socket, family, GET_SET, |m| m.text(IN_TABLE, TABLE))? {
-        const NAME: u16 = 2;
-        if let Some(name) = ours(&message).and_then(|()| attribute(&message.body, NAME)) {
-            found.sets.insert(text_of(name));
-        }
-    }
-    for set in SetName::ALL {
-        if found.sets.contains(set.name()) {
-            found.read_elements(socket, family, set)?;
-        }
-    }
-    Ok(Some(found))
-}
-
-fn dump(
-    socket: &mut Socket,
-    family: IpFamily,
-    kind: u16,
-    fill: impl FnOnce(&mut Attributes<'_>),
-) -> Result<Vec<Message>, NetlinkError> {
-    socket.ask(&request(SUBSYSTEM_NFTABLES, kind, DUMP, family_number(family), fill))
-}
-
-fn ours(message: &Message) -> Option<()> {
-    (text_of(attribute(&message.body, IN_TABLE)?) == TABLE).then_some(())
+    Ok(Some(Found { chains, sets, elements }))
 }
 
 impl Found {
-    fn read_elements(
-        &mut self,
-        socket: &mut Socket,
-        family: IpFamily,
-        set: SetName,
-    ) -> Result<(), NetlinkError> {
-        const SET: u16 = 2;
-        const ELEMENTS: u16 = 3;
-        const KEY: u16 = 1;
-        const DATA: u16 = 2;
-        const KEY_END: u16 = 10;
-        const VALUE: u16 = 1;
-        let messages = dump(socket, family, GET_ELEMENTS, |message| {
-            message.text(IN_TABLE, TABLE);
-            message.text(SET, set.name());
-        })?;
-        for message in messages {
-            for (_, item) in attribute(&message.body, ELEMENTS).into_iter().flat_map(attributes) {
-                let value = |kind| attribute(attribute(item, kind)?, VALUE);
-                let mut key = value(KEY).unwrap_or_default().to_vec();
-                key.extend(value(KEY_END).unwrap_or_default());
-                let data = value(DATA).map(<[u8]>::to_vec);
-                self.elements
-                    .insert((set, key), data.or_else(|| verdict(item)).unwrap_or_default());
-            }
-        }
-        Ok(())
-    }
-
     /// The classes that have chains.
     pub(super) fn classes(&self) -> impl Iterator<Item = Class> + '_ {
         let picks = [SetName::Picks, SetName::LocalPicks];
@@ -188,15 +111,6 @@ impl Found {
         let foreign = self.elements.keys().filter(|place| !known.contains_key(*place));
         (transaction, foreign.cloned().collect())
     }
-}
-
-/// A verdict in the form of [`data_bytes`]: the name of the chain.
-fn verdict(item: &[u8]) -> Option<Vec<u8>> {
-    const DATA: u16 = 2;
-    const VERDICT: u16 = 2;
-    const CHAIN: u16 = 2;
-    let chain = attribute(attribute(attribute(item, DATA)?, VERDICT)?, CHAIN)?;
-    Some(text_of(chain).into_bytes())
 }
 
 /// A key with the end of its range, as we keep them here.

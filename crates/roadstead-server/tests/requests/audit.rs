@@ -1,8 +1,8 @@
 //! Who did what: the lines of the audit log.
 
-use roadstead_server::api::User;
-use roadstead_server::audit::{Audit, Policy};
-use roadstead_store::store::Store;
+use roadstead_server::identity::audit::{Audit, Policy};
+use roadstead_server::identity::user::User;
+use roadstead_store::kv::Store;
 use serde_json::{Value, json};
 
 use crate::server::Server;
@@ -65,12 +65,22 @@ async fn those_who_are_turned_away_are_written_too() {
     let alice = || User::new("alice", vec![]);
     server.ask_by(alice(), &[("impersonate-user", "bob")], nodes).await;
     server.ask_for(alice(), "POST /api/v1/nodes", "x".repeat(4 << 20)).await;
+    server.ask("POST /api/v1/nodes", "x".repeat(4 << 20)).await;
     let shown = |line: &Value| {
         let user = line["user"]["username"].as_str().unwrap();
         format!("{user} {} {}", line["verb"], line["responseStatus"]["code"])
     };
     let shown: Vec<_> = lines(&file).iter().map(shown).collect();
-    assert_eq!(shown, [" \"list\" 401", "alice \"list\" 403", "alice \"create\" 413"]);
+    assert_eq!(
+        shown,
+        [
+            " \"list\" 401",
+            "alice \"list\" 403",
+            "alice \"create\" 403",
+            "system:roadstead \"create\" 413"
+        ],
+        "only what may be done is read"
+    );
     let metrics = server.ask("GET /metrics", "").await.text;
     for code in [401, 403, 413] {
         assert!(metrics.contains(&format!("code=\"{code}\"")), "{code}: {metrics}");
@@ -116,4 +126,23 @@ async fn secrets_and_tokens_are_never_written() {
     let bodies = lines(&file).iter().filter(|line| line["responseObject"].is_object()).count();
     assert!((3..10).contains(&bodies), "{bodies} others are written");
     assert_eq!(lines(&file).len(), 13);
+}
+
+#[tokio::test]
+async fn violations_of_pod_security_are_written() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let policy = Policy::parse("{apiVersion: audit.k8s.io/v1, kind: Policy}").unwrap();
+    let audit = Audit::new(policy, file.reopen().unwrap());
+    let server = Server::with(Store::memory(), Some(audit)).await;
+    let labels = json!({"metadata": {"labels": {"pod-security.kubernetes.io/audit": "baseline"}}});
+    server.ask("PATCH /api/v1/namespaces/default", labels).await;
+    let pod = json!({"metadata": {"name": "p"},
+        "spec": {"hostPID": true, "containers": [{"name": "c", "image": "i"}]}});
+    server.ask("POST /api/v1/namespaces/default/pods", pod).await;
+    let lines = lines(&file);
+    assert_eq!(
+        lines[1]["annotations"]["pod-security.kubernetes.io/audit-violations"],
+        "would violate PodSecurity \"baseline:latest\": host namespaces (hostPID=true)"
+    );
+    assert_eq!(lines[0].get("annotations"), None);
 }

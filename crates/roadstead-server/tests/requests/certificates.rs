@@ -3,7 +3,7 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use rcgen::{CertificateParams, DnType, KeyPair};
-use roadstead_server::api::User;
+use roadstead_server::identity::user::User;
 use serde_json::{Value, json};
 
 use crate::server::{Answer, Server};

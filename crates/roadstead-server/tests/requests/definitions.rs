@@ -1,5 +1,6 @@
 //! Kinds that users define: several versions of them, and how they go.
 
+use roadstead_server::identity::user::User;
 use serde_json::{Value, json};
 
 use crate::server::Server;
@@ -13,7 +14,7 @@ fn things(version: &str) -> String {
 }
 
 /// A definition with these versions: `v1*` is stored, `v1-` is not served.
-pub fn definition(versions: &str) -> Value {
+pub(crate) fn definition(versions: &str) -> Value {
     let versions = versions.split(' ').map(|word| {
         let schema = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
         json!({"name": word.trim_end_matches(['*', '-']), "served": !word.ends_with('-'),
@@ -248,6 +249,12 @@ async fn defaults_of_a_newer_schema_hold_for_older_objects() {
     assert_eq!(all["items"][0]["spec"]["size"], "large");
     let seen = server.watch(&format!("{boxes}?watch=true")).await;
     assert_eq!(seen[0].1["spec"]["size"], "large");
+    // Nor do the rows of tables show less, one by one or many.
+    for path in [format!("{boxes}/a"), boxes.to_owned()] {
+        let table = ("accept", "application/json;as=Table;v=v1;g=meta.k8s.io");
+        let shown = server.ask_by(User::component(), &[table], &format!("GET {path}")).await.body;
+        assert_eq!(shown["rows"][0]["cells"], json!(["a", "large"]), "{path}");
+    }
 }
 
 #[tokio::test]

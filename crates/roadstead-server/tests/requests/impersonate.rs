@@ -1,6 +1,6 @@
 //! Acting as somebody else: what a real server was seen to answer.
 
-use roadstead_server::api::User;
+use roadstead_server::identity::user::User;
 use serde_json::{Value, json};
 
 use crate::server::Server;

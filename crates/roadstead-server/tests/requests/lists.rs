@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use roadstead_store::store::{Options, Store};
+use roadstead_store::kv::{Options, Store};
 use serde_json::{Value, json};
 
 use crate::server::Server;

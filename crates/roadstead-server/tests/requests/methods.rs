@@ -1,6 +1,6 @@
 //! What each method does, and what it never does.
 
-use roadstead_server::api::User;
+use roadstead_server::identity::user::User;
 use serde_json::json;
 
 use crate::server::Server;

@@ -1,19 +1,25 @@
 //! Requests that are handed on to pods.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 
 use bytes::Bytes;
+use http::header::{CONNECTION, UPGRADE};
 use http::{Request, Response};
-use http_body_util::Full;
+use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
+use hyper::client::conn::http1 as client;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use roadstead_server::api::Services;
+use roadstead_server::config::Services;
 use roadstead_testkit::netns::{laboratory, run};
+use rustls::pki_types::PrivatePkcs8KeyDer;
 use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
+use tokio_rustls::TlsAcceptor;
 
 use crate::server::Server;
 
@@ -22,27 +28,47 @@ const DEFAULT: &str = "/api/v1/namespaces/default";
 /// The address of the pod, which is no loopback: those are refused.
 const POD: &str = "10.244.0.1";
 
-/// A program in a pod: tells what it was asked, and moves `/old` to `/new`.
+/// A program in a pod: tells what it was asked, moves `/old` to `/new`, and repeats what it hears at
+/// `/echo`, be it in the body or after an upgrade.
 async fn program() -> u16 {
     let listener = TcpListener::bind((POD, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    let answer = |request: Request<Incoming>| async move {
-        let token = request.headers().contains_key("authorization");
-        let text = format!("{} {} token={token}", request.method(), request.uri());
-        let response = match request.uri().path() {
-            "/old" => Response::builder().status(302).header("location", "/new"),
-            _ => Response::builder().header("x-own", "yes"),
-        };
-        Ok::<_, Infallible>(response.body(Full::new(Bytes::from(text))).unwrap())
-    };
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             let served =
                 http1::Builder::new().serve_connection(TokioIo::new(stream), service_fn(answer));
-            tokio::spawn(served);
+            tokio::spawn(served.with_upgrades());
         }
     });
     port
+}
+
+async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+    if request.uri().path() == "/echo" {
+        return Ok(echo(request).await);
+    }
+    let token = request.headers().contains_key("authorization");
+    let text = format!("{} {} token={token}", request.method(), request.uri());
+    let response = match request.uri().path() {
+        "/old" => Response::builder().status(302).header("location", "/new"),
+        _ => Response::builder().header("x-own", "yes"),
+    };
+    Ok(response.body(Full::new(Bytes::from(text))).unwrap())
+}
+
+async fn echo(mut request: Request<Incoming>) -> Response<Full<Bytes>> {
+    if !request.headers().contains_key(UPGRADE) {
+        let body = request.into_body().collect().await.unwrap().to_bytes();
+        return Response::new(Full::new(body));
+    }
+    let upgrade = hyper::upgrade::on(&mut request);
+    tokio::spawn(async move {
+        let (mut reader, mut writer) = tokio::io::split(TokioIo::new(upgrade.await.unwrap()));
+        tokio::io::copy(&mut reader, &mut writer).await.unwrap();
+        writer.shutdown().await.unwrap();
+    });
+    let response = Response::builder().status(101).header(UPGRADE, "echo");
+    response.header(CONNECTION, "Upgrade").body(Full::default()).unwrap()
 }
 
 #[test]
@@ -93,6 +119,71 @@ async fn ask_a_pod() {
         let answer = server.ask(&format!("{method} {DEFAULT}/pods/{path}"), "").await;
         assert_eq!((answer.code, answer.text), (code, text), "{path}");
     }
+    // More than any object may have.
+    let much = "x".repeat(5 << 20);
+    let answer = server.ask(&format!("PUT {DEFAULT}/pods/web/proxy/echo"), &much).await;
+    assert!(answer.code == 200 && answer.text == much, "bodies are handed on as they come");
+    upgrade(&server, "web").await;
+    encrypted(&server).await;
+}
+
+/// The same over TLS, with a certificate that nobody knows.
+async fn encrypted(server: &Server) {
+    let port = encrypted_program().await;
+    let answer = server.ask(&format!("GET {DEFAULT}/pods/https:web:{port}/proxy/a?b=c"), "").await;
+    assert_eq!((answer.code, answer.text.as_str()), (200, "GET /a?b=c token=false"));
+    let answer = server.ask(&format!("GET {DEFAULT}/pods/web:{port}/proxy/"), "").await;
+    assert_eq!(answer.code, 503, "plain is not what it speaks: {answer:?}");
+    let answer = server.ask(&format!("GET {DEFAULT}/pods/https:web:/proxy/"), "").await;
+    assert_eq!(answer.code, 503, "nor does the other speak TLS: {answer:?}");
+    upgrade(server, &format!("https:web:{port}")).await;
+}
+
+async fn encrypted_program() -> u16 {
+    let pair = rcgen::generate_simple_self_signed(vec!["nobody".to_owned()]).unwrap();
+    let key = PrivatePkcs8KeyDer::from(pair.signing_key.serialize_der());
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![pair.cert.der().clone()], key.into())
+        .unwrap();
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    let listener = TcpListener::bind((POD, 0)).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let Ok(stream) = acceptor.accept(stream).await else { continue };
+            let served =
+                http1::Builder::new().serve_connection(TokioIo::new(stream), service_fn(answer));
+            tokio::spawn(served.with_upgrades());
+        }
+    });
+    port
+}
+
+/// Talks with the pod both ways through an upgraded connection.
+async fn upgrade(server: &Server, pod: &str) {
+    let (mut sender, connection) =
+        client::handshake::<_, Full<Bytes>>(TokioIo::new(server.connect())).await.unwrap();
+    tokio::spawn(connection.with_upgrades());
+    let request = Request::builder().uri(format!("{DEFAULT}/pods/{pod}/proxy/echo"));
+    let request = request.header(UPGRADE, "echo").header(CONNECTION, "Upgrade");
+    let answer = sender.send_request(request.body(Full::default()).unwrap()).await.unwrap();
+    assert_eq!(
+        (answer.status().as_u16(), &answer.headers()[UPGRADE]),
+        (101, &"echo".parse().unwrap())
+    );
+    let mut stream = TokioIo::new(hyper::upgrade::on(answer).await.unwrap());
+    let mut heard = [0; 5];
+    for word in [b"hello", b"again"] {
+        stream.write_all(word).await.unwrap();
+        stream.read_exact(&mut heard).await.unwrap();
+        assert_eq!(&heard, word);
+    }
+    stream.shutdown().await.unwrap();
+    assert_eq!(stream.read(&mut heard).await.unwrap(), 0, "the end comes through, too");
 }
 
 #[tokio::test]
@@ -111,7 +202,7 @@ async fn a_service_without_pods_is_unavailable() {
         ("web:80/proxy/", 503, "no endpoints available for service \"web\""),
         ("web:81/proxy/", 503, "no service port 81 found for service \"web\""),
         ("none/proxy/", 404, "services \"none\" not found"),
-        ("https:web:80/proxy/", 501, "only plain HTTP requests are handed on to pods"),
+        ("https:web:80/proxy/", 503, "no endpoints available for service \"web\""),
     ];
     for (path, code, message) in cases {
         let answer = server.ask(&format!("GET {DEFAULT}/services/{path}"), "").await;

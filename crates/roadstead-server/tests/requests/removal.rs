@@ -39,6 +39,24 @@ async fn collections() {
     assert!(waiting["metadata"]["deletionTimestamp"].is_string(), "{waiting}");
 }
 
+/// A pod may have as long as anybody asks for; time itself ends earlier.
+#[tokio::test]
+async fn more_time_than_there_is() {
+    let server = Server::new().await;
+    for (name, grace) in [("a", i64::MAX), ("b", 400_000_000_000), ("c", i64::MIN)] {
+        let pod = json!({"metadata": {"name": name}, "spec": {"nodeName": "n",
+            "containers": [{"name": "c", "image": "i"}]}});
+        server.ask(&format!("POST {PODS}"), pod).await;
+        let options = json!({"gracePeriodSeconds": grace});
+        let answer = server.ask(&format!("DELETE {PODS}/{name}"), options).await;
+        assert_eq!(answer.code, 200, "{grace}: {answer:?}");
+        let pod = server.ask(&format!("GET {PODS}/{name}"), "").await;
+        let end = pod.body["metadata"]["deletionTimestamp"].as_str().unwrap_or("gone");
+        let want = if grace > 0 { "9999-" } else { "gone" };
+        assert!(end.starts_with(want), "{grace}: {end}");
+    }
+}
+
 #[tokio::test]
 async fn conditions() {
     let server = Server::new().await;
@@ -168,6 +186,32 @@ async fn evictions_spend_the_budget() {
     assert_eq!(spent["status"]["disruptionsAllowed"], 0);
     assert!(spent["status"]["disruptedPods"]["a"].is_string(), "{spent}");
     assert_eq!(left(&server, PODS).await, "b");
+}
+
+#[tokio::test]
+async fn evicted_pods_say_that_they_were() {
+    let server = Server::new().await;
+    let pod = json!({"metadata": {"name": "a", "finalizers": ["example.com/wait"]},
+        "spec": {"containers": [{"name": "c", "image": "i"}]}});
+    let made = server.ask(&format!("POST {PODS}"), pod).await.body;
+    let uid = made["metadata"]["uid"].clone();
+    let evict = async |options: Value| {
+        let eviction = json!({"metadata": {"name": "a"}, "deleteOptions": options});
+        server.ask(&format!("POST {PODS}/a/eviction"), eviction).await.code
+    };
+    let target = async || {
+        let pod = server.ask(&format!("GET {PODS}/a"), "").await.body;
+        let all = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        let found = all.iter().find(|own| own["type"] == "DisruptionTarget").cloned();
+        found.map(|own| format!("{}: {}", own["status"], own["reason"]))
+    };
+    assert_eq!(evict(json!({"preconditions": {"uid": "another"}})).await, 409);
+    assert_eq!(evict(json!({"dryRun": ["All"]})).await, 201);
+    assert_eq!(target().await, None, "it stays");
+    let version = made["metadata"]["resourceVersion"].clone();
+    let this = json!({"preconditions": {"uid": uid, "resourceVersion": version}});
+    assert_eq!(evict(this).await, 201, "that very state");
+    assert_eq!(target().await.as_deref(), Some("\"True\": \"EvictionByEvictionAPI\""));
 }
 
 #[tokio::test]

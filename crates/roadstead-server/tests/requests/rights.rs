@@ -1,6 +1,6 @@
 //! What somebody may do who may do little.
 
-use roadstead_server::api::User;
+use roadstead_server::identity::user::User;
 use serde_json::{Value, json};
 
 use crate::server::{Answer, Server};

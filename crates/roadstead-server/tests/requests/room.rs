@@ -1,6 +1,6 @@
 //! What happens when all objects take as much as they may.
 
-use roadstead_store::store::{Options, Store};
+use roadstead_store::kv::{Options, Store};
 use serde_json::json;
 
 use crate::server::Server;

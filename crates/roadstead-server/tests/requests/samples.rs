@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::server::Server;
 
 /// An object, and where objects like it are.
-pub struct Sample {
+pub(crate) struct Sample {
     /// Such as `apps/v1 deployments`.
     pub kind: &'static str,
     /// The path of the collection.
@@ -18,13 +18,13 @@ pub struct Sample {
 
 impl Sample {
     /// The path of the object.
-    pub fn one(&self) -> String {
+    pub(crate) fn one(&self) -> String {
         format!("{}/{}", self.path, self.object["metadata"]["name"].as_str().unwrap())
     }
 }
 
 /// The definition of the custom kind among them.
-pub fn definition() -> Value {
+pub(crate) fn definition() -> Value {
     json!({"metadata": {"name": "tunes.example.com"}, "spec": {"group": "example.com",
         "names": {"kind": "Tune", "plural": "tunes"}, "scope": "Namespaced", "versions": [
         {"name": "v1", "served": true, "storage": true,
@@ -35,7 +35,7 @@ pub fn definition() -> Value {
 }
 
 /// A server that knows all kinds, and an object of each.
-pub async fn all() -> (Server, Vec<Sample>) {
+pub(crate) async fn all() -> (Server, Vec<Sample>) {
     let server = Server::new().await;
     let made = server
         .ask("POST /apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition())
@@ -73,7 +73,10 @@ pub async fn all() -> (Server, Vec<Sample>) {
             "ports": [{"port": 80}]}]})),
         ),
         ("v1 events", rest(json!({"involvedObject": event, "reason": "R", "type": "Normal"}))),
-        ("v1 limitranges", spec(json!({"limits": [{"type": "Pod", "max": {"cpu": "1"}}]}))),
+        (
+            "v1 limitranges",
+            spec(json!({"limits": [{"type": "PersistentVolumeClaim", "max": {"storage": "9Gi"}}]})),
+        ),
         ("v1 namespaces", rest(json!({}))),
         ("v1 nodes", rest(json!({}))),
         (
@@ -127,6 +130,14 @@ pub async fn all() -> (Server, Vec<Sample>) {
             "type": "Normal", "action": "A", "eventTime": "2026-01-01T00:00:00.000000Z",
             "reportingController": "c", "reportingInstance": "i"})),
             ),
+        ),
+        (
+            "flowcontrol.apiserver.k8s.io/v1 flowschemas",
+            spec(json!({"priorityLevelConfiguration": {"name": "system"}})),
+        ),
+        (
+            "flowcontrol.apiserver.k8s.io/v1 prioritylevelconfigurations",
+            spec(json!({"type": "Limited", "limited": {"limitResponse": {"type": "Reject"}}})),
         ),
         ("networking.k8s.io/v1 ingressclasses", spec(json!({"controller": "example.com/c"}))),
         (

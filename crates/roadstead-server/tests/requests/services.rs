@@ -1,6 +1,6 @@
 //! What the author of a Service may ask for.
 
-use roadstead_server::api::Services;
+use roadstead_server::config::Services;
 use serde_json::{Value, json};
 
 use crate::server::Server;
@@ -85,7 +85,7 @@ async fn what_a_service_had_before_stays_good() {
 #[tokio::test]
 async fn external_addresses_can_be_denied() {
     let denying = || Services { deny_external_ips: true, ..Services::default() };
-    let store = roadstead_store::store::Store::memory();
+    let store = roadstead_store::kv::Store::memory();
     let permissive = Server::over_with_services(store.clone(), Services::default()).await;
     let made = permissive.ask(&format!("POST {SERVICES}"), service("old", &["192.0.2.1"])).await;
     assert_eq!(made.code, 201);

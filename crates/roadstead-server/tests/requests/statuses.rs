@@ -10,7 +10,9 @@ fn kept(kind: &str) -> &'static [&'static str] {
     match kind {
         "v1 pods" => &["ownerReferences"],
         "apps/v1 deployments" => &["labels"],
-        "networking.k8s.io/v1 servicecidrs"
+        "flowcontrol.apiserver.k8s.io/v1 flowschemas"
+        | "flowcontrol.apiserver.k8s.io/v1 prioritylevelconfigurations"
+        | "networking.k8s.io/v1 servicecidrs"
         | "storage.k8s.io/v1 volumeattachments"
         | "example.com/v1 tunes" => &["labels", "annotations", "finalizers", "ownerReferences"],
         _ => &[],

@@ -7,7 +7,7 @@ use futures::stream;
 use http::Request;
 use http_body::Frame;
 use http_body_util::StreamBody;
-use roadstead_server::api::User;
+use roadstead_server::identity::user::User;
 use serde_json::json;
 
 use crate::server::Server;
@@ -82,4 +82,35 @@ async fn paths_need_rights_before_anything_is_made() {
         let answer = server.ask_by(user, &[], &format!("GET {path}")).await;
         assert_eq!(answer.code, code, "{name} {path}: {}", answer.text);
     }
+}
+
+/// What a machine must know of the cluster that it joins, and nothing beside it.
+#[tokio::test]
+async fn strangers_read_one_object() {
+    let server = Server::new().await;
+    let public = "/api/v1/namespaces/kube-public/configmaps";
+    for name in ["cluster-info", "other"] {
+        let map = json!({"metadata": {"name": name}, "data": {"kubeconfig": "x"}});
+        assert_eq!(server.ask(&format!("POST {public}"), map).await.code, 201);
+    }
+    for (request, want) in [
+        (format!("GET {public}/cluster-info"), 200),
+        (format!("GET {public}/cluster-info?watch=1"), 401),
+        (format!("GET {public}/other"), 401),
+        (format!("GET {public}"), 401),
+        (format!("GET {public}?fieldSelector=metadata.name%3Dcluster-info"), 401),
+        (format!("PATCH {public}/cluster-info"), 401),
+        (format!("DELETE {public}/cluster-info"), 401),
+        ("GET /api/v1/namespaces/default/configmaps/cluster-info".into(), 401),
+        ("GET /api/v1/namespaces/kube-public/secrets/cluster-info".into(), 401),
+        ("GET /api/v1/namespaces/kube-public".into(), 401),
+    ] {
+        let answer = server.ask_by(User::anonymous(), &[], &request).await;
+        assert_eq!(answer.code, want, "{request}: {}", answer.text);
+    }
+    // Whoever wants nobody to read it takes the right away.
+    let path = "/apis/rbac.authorization.k8s.io/v1/namespaces/kube-public/rolebindings";
+    server.ask(&format!("DELETE {path}/roadstead:cluster-info"), "").await;
+    let request = format!("GET {public}/cluster-info");
+    assert_eq!(server.ask_by(User::anonymous(), &[], &request).await.code, 403);
 }

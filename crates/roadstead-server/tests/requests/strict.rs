@@ -140,7 +140,7 @@ async fn nothing_makes_it_panic() {
         (format!("PUT {maps}/m/status"), "{}", 404),
         (format!("GET {maps}/m/status"), "", 404),
         (format!("PUT {maps}/m/finalize"), "{}", 404),
-        ("GET /api/v1/namespaces/default/pods/p/log".to_owned(), "", 501),
+        ("GET /api/v1/namespaces/default/pods/p/log".to_owned(), "", 404),
         (format!("PUT {things}/t/scale"), scale, 200),
         (format!("POST {things}"), &deep, 400),
         ("POST /api/v1/namespaces/default/pods/p/binding".to_owned(), "[]", 400),

@@ -1,6 +1,6 @@
 //! Tokens of service accounts: whom they are for, what they are bound to, how long they live.
 
-use roadstead_server::api::User;
+use roadstead_server::identity::user::User;
 use serde_json::{Value, json};
 
 use crate::server::Server;
@@ -139,4 +139,56 @@ async fn an_empty_token_is_nobodys() {
         let answer = server.ask_by(User::anonymous(), &headers, "GET /api/v1/secrets").await;
         assert_eq!(answer.code, 401, "{header:?}");
     }
+}
+
+/// A Secret that is a bootstrap token, with these fields beside id and secret.
+async fn add_bootstrap_token(server: &Server, id: &str, more: Value) {
+    let mut data = json!({"token-id": id, "token-secret": "0123456789abcdef",
+        "usage-bootstrap-authentication": "true"});
+    for (name, value) in more.as_object().unwrap() {
+        data[name] = value.clone();
+    }
+    let secret = json!({"metadata": {"name": format!("bootstrap-token-{id}")},
+        "type": "bootstrap.kubernetes.io/token", "stringData": data});
+    let made = server.ask("POST /api/v1/namespaces/kube-system/secrets", secret).await;
+    assert_eq!(made.code, 201, "{}", made.text);
+}
+
+#[tokio::test]
+async fn machines_that_join() {
+    let server = server().await;
+    let groups = "system:bootstrappers:shop";
+    for (id, more) in [
+        ("aaaaaa", json!({})),
+        ("bbbbbb", json!({"expiration": "2020-01-01T00:00:00Z"})),
+        ("cccccc", json!({"usage-bootstrap-authentication": "false"})),
+        ("dddddd", json!({"auth-extra-groups": groups, "node-name": "n1"})),
+        ("eeeeee", json!({"auth-extra-groups": "system:masters"})),
+        ("ffffff", json!({"expiration": "soon"})),
+    ] {
+        add_bootstrap_token(&server, id, more).await;
+    }
+    let audience = "https://kubernetes.default.svc.cluster.local";
+    let known = |id: &str| format!("\"system:bootstrap:{id}\" [\"{audience}\"]");
+    let nobody = "invalid bootstrap token".to_owned();
+    for (token, want) in [
+        ("aaaaaa.0123456789abcdef", known("aaaaaa")),
+        ("aaaaaa.0123456789abcdee", nobody.clone()),
+        ("bbbbbb.0123456789abcdef", nobody.clone()),
+        ("cccccc.0123456789abcdef", nobody.clone()),
+        ("dddddd.0123456789abcdef", known("dddddd")),
+        ("eeeeee.0123456789abcdef", nobody.clone()),
+        ("ffffff.0123456789abcdef", nobody.clone()),
+        ("gggggg.0123456789abcdef", nobody.clone()),
+    ] {
+        assert_eq!(owner(&server, &json!(token), &[]).await, want, "{token}");
+    }
+    let review = json!({"spec": {"token": "dddddd.0123456789abcdef"}});
+    let path = "POST /apis/authentication.k8s.io/v1/tokenreviews";
+    let user = &server.ask(path, review).await.body["status"]["user"];
+    assert_eq!(user["groups"], json!(["system:bootstrappers", groups, "system:authenticated"]));
+    assert_eq!(user["extra"]["roadstead.dev/bootstrap-node"], json!(["n1"]));
+    let gone = "DELETE /api/v1/namespaces/kube-system/secrets/bootstrap-token-aaaaaa";
+    server.ask(gone, "").await;
+    assert_eq!(owner(&server, &json!("aaaaaa.0123456789abcdef"), &[]).await, nobody);
 }

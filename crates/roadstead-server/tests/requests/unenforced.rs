@@ -1,6 +1,6 @@
 //! What is kept and does nothing says so to whoever writes it.
 
-use roadstead_server::api::Neighbours;
+use roadstead_server::config::Neighbours;
 use serde_json::json;
 
 use crate::server::Server;
@@ -15,13 +15,9 @@ async fn guards_that_are_not_there() {
     server.set_neighbours(Neighbours { components });
     let quota = json!({"metadata": {"name": "q"}, "spec": {"hard": {"pods": "0"}}});
     let policy = json!({"metadata": {"name": "none"}, "spec": {"podSelector": {}}});
-    let labels =
-        json!({"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}});
-    let quota_words = "299 - \"v1 ResourceQuota is kept, but this server does not enforce it\"";
+    let quota_words = "299 - \"v1 ResourceQuota is kept, but nothing on this cluster enforces it\"";
     let policy_words = "299 - \"networking.k8s.io/v1 NetworkPolicy is kept, but nothing on this \
         cluster enforces it\"";
-    let label_words = "299 - \"label pod-security.kubernetes.io/enforce is kept, but this server \
-        does not enforce it\"";
     for (request, body, want) in [
         (format!("POST {DEFAULT}/resourcequotas"), &quota, vec![quota_words]),
         (format!("PATCH {DEFAULT}/resourcequotas/q"), &quota, vec![quota_words]),
@@ -30,7 +26,6 @@ async fn guards_that_are_not_there() {
         (format!("DELETE {DEFAULT}/resourcequotas/q"), &json!({}), vec![]),
         (format!("POST {POLICIES}?dryRun=All"), &policy, vec![policy_words]),
         (format!("POST {POLICIES}"), &policy, vec![policy_words]),
-        ("PATCH /api/v1/namespaces/default".into(), &labels, vec![label_words]),
     ] {
         let answer = server.ask(&request, body).await;
         assert!(answer.code < 300, "{request}: {answer:?}");

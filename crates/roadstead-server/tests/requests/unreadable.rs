@@ -1,9 +1,9 @@
 //! Objects in the store that nobody can read.
 
 use bytes::Bytes;
-use roadstead_server::api::User;
+use roadstead_server::identity::user::User;
 use roadstead_store::entry::Key;
-use roadstead_store::store::Store;
+use roadstead_store::kv::Store;
 use roadstead_store::transaction::Transaction;
 use serde_json::json;
 
@@ -78,4 +78,41 @@ async fn an_unreadable_object_is_named_and_can_be_deleted() {
     let list = server.ask(&format!("GET {MAPS}"), "").await;
     assert_eq!(list.code, 200, "{}", list.text);
     assert!(list.text.contains("\"good\"") && !list.text.contains("\"bad\""), "{}", list.text);
+}
+
+/// What an IPAddress stands for stays, also if nobody can read which Service it is for.
+#[tokio::test]
+async fn an_unreadable_address_keeps_what_a_service_has() {
+    const SERVICES: &str = "/api/v1/namespaces/default/services";
+    const ADDRESSES: &str = "/apis/networking.k8s.io/v1/ipaddresses";
+    let store = Store::memory();
+    let before = Server::over(store.clone()).await;
+    let service = |name: &str, address: &str| {
+        json!({"metadata": {"name": name},
+            "spec": {"clusterIP": address, "ports": [{"port": 80}]}})
+    };
+    let made = before.ask(&format!("POST {SERVICES}"), service("web", "10.96.7.7")).await;
+    assert_eq!(made.code, 201, "{}", made.text);
+    for address in ["10.96.7.7", "10.96.7.8"] {
+        let key = Key::new("ipaddresses.networking.k8s.io", format!("/{address}"));
+        store.commit(Transaction::new().put(key, Bytes::from_static(b"{\"a\":"))).await.unwrap();
+    }
+    // They are looked for at the start.
+    let server = Server::over(store).await;
+    let admin = || User::new("admin", vec!["system:masters".into()]);
+    for (address, code) in [("10.96.7.7", 200), ("10.96.7.8", 404)] {
+        let path = format!("{ADDRESSES}/{address}");
+        assert_eq!(server.ask(&format!("GET {path}"), "").await.code, 500, "{address}");
+        let deleted = server.ask_by(admin(), &[], &format!("DELETE {path}")).await;
+        assert_eq!(deleted.code, 200, "{}", deleted.text);
+        let after = server.ask(&format!("GET {path}"), "").await;
+        assert_eq!(after.code, code, "{address}: {}", after.text);
+        if code == 200 {
+            assert_eq!(after.body["spec"]["parentRef"]["name"], "web", "{}", after.text);
+        }
+    }
+    let second = server.ask(&format!("POST {SERVICES}"), service("other", "10.96.7.7")).await;
+    assert_eq!(second.code, 422, "it is still taken: {}", second.text);
+    let third = server.ask(&format!("POST {SERVICES}"), service("third", "10.96.7.8")).await;
+    assert_eq!(third.code, 201, "nobody has it: {}", third.text);
 }

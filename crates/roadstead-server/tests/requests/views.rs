@@ -1,6 +1,6 @@
 //! Kinds that show the objects of another: events.k8s.io and autoscaling/v1.
 
-use roadstead_server::api::User;
+use roadstead_server::identity::user::User;
 use serde_json::json;
 
 use crate::server::Server;
@@ -105,9 +105,53 @@ async fn old_and_new_autoscalers_are_the_same() {
 }
 
 #[tokio::test]
+async fn annotations_of_old_autoscalers_are_checked() {
+    let server = Server::new().await;
+    let old = format!("{AUTOSCALING}/v1/{AUTOSCALERS}");
+    let object = |name: &str, metrics: &str| {
+        let annotations = json!({"autoscaling.alpha.kubernetes.io/metrics": metrics});
+        json!({"metadata": {"name": name, "annotations": annotations},
+            "spec": {"maxReplicas": 3, "scaleTargetRef": {"kind": "Deployment", "name": "web"}}})
+    };
+    // One that cannot be read would hide all others.
+    let odd = server.ask(&format!("POST {old}"), object("odd", r#"[{"type": 5}]"#)).await;
+    assert_eq!(odd.code, 201, "{odd:?}");
+    let stored = server.ask(&format!("GET {AUTOSCALING}/v2/{AUTOSCALERS}/odd"), "").await.body;
+    assert!(stored["spec"]["metrics"].as_array().is_none_or(|all| all[0]["type"] == "Resource"));
+    let wrong = server.ask(&format!("POST {old}"), object("wrong", r#"[{"type": "Magic"}]"#)).await;
+    assert_eq!(wrong.code, 422, "{wrong:?}");
+    let target = json!({"spec": {"scaleTargetRef": {"kind": "Deployment", "name": "../nodes/x"}}});
+    let path = server.ask(&format!("PATCH {old}/odd"), target).await;
+    assert!(path.body["message"].as_str().unwrap().contains("may not contain '/'"), "{path:?}");
+}
+
+#[tokio::test]
+async fn zones_must_be_known() {
+    let server = Server::new().await;
+    let pod = json!({"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]});
+    let object = |zone: &str| {
+        json!({"metadata": {"name": "c"}, "spec": {"schedule": "* * * * *", "timeZone": zone,
+            "jobTemplate": {"spec": {"template": {"spec": pod}}}}})
+    };
+    let path = "POST /apis/batch/v1/namespaces/default/cronjobs";
+    for (zone, want) in [
+        (
+            "Nowhere/Else",
+            "spec.timeZone: Invalid value: \"Nowhere/Else\": unknown time zone Nowhere/Else",
+        ),
+        ("../../../etc/passwd", "time: invalid location name"),
+    ] {
+        let refused = server.ask(path, object(zone)).await;
+        assert_eq!(refused.code, 422, "{refused:?}");
+        assert!(refused.body["message"].as_str().unwrap().contains(want), "{refused:?}");
+    }
+    assert_eq!(server.ask(path, object("UTC")).await.code, 201);
+}
+
+#[tokio::test]
 async fn objects_in_yaml() {
     let server = Server::new().await;
-    let user = roadstead_server::api::User::component();
+    let user = roadstead_server::identity::user::User::component();
     let path = "GET /api/v1/namespaces/default";
     let answer = server.ask_by(user, &[("accept", "application/yaml")], path).await;
     assert!(

@@ -29,11 +29,9 @@ pub enum FrameError {
 /// What is wrong with a stream that is reset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub enum ResetReason {
+pub(crate) enum ResetReason {
     /// The peer broke the rules.
     ProtocolError = 1,
-    /// There is no such stream (any more).
-    InvalidStream = 2,
     /// We do not want it.
     RefusedStream = 3,
     /// It is no longer needed.

@@ -41,7 +41,7 @@ pub struct Session {
 
 impl Session {
     /// A forwarded browser opens dozens of connections, two streams each.
-    pub const MOST_STREAMS: usize = 1024;
+    pub(crate) const MOST_STREAMS: usize = 1024;
 
     /// Takes bytes of the peer; returns what they say. After an error nothing more can be read.
     pub fn receive(&mut self, bytes: &[u8]) -> Result<Vec<SessionEvent>, FrameError> {
@@ -74,15 +74,20 @@ impl Session {
     }
 
     /// Ends a stream at once, both ways.
-    pub fn reset(&mut self, stream: u32, reason: ResetReason) {
+    pub(crate) fn reset(&mut self, stream: u32, reason: ResetReason) {
         if self.streams.remove(&stream).is_some() {
             self.write(&Frame::Reset { stream, reason: reason as u32 });
         }
     }
 
     /// Tells the peer that the connection ends.
-    pub fn go_away(&mut self) {
+    pub(crate) fn go_away(&mut self) {
         self.write(&Frame::GoAway { last: self.newest });
+    }
+
+    /// How much waits to be written.
+    pub fn pending(&self) -> usize {
+        self.output.len()
     }
 
     /// Returns what must be written to the socket.

@@ -9,7 +9,8 @@ use super::*;
 use crate::entry::{V4_RECORD, V6_RECORD};
 use crate::name::labels;
 use crate::records::Glue;
-use crate::settings::{Namespaces, Outside, Settings};
+use crate::seed::Seed;
+use crate::settings::{Namespaces, Outside, ZoneSettings};
 use crate::view::Dashed;
 use crate::zone::Keeper;
 
@@ -62,9 +63,9 @@ fn slice(service: &str, name: &str, endpoints: &str) -> EndpointSlice {
 }
 
 fn zone() -> Keeper {
-    let mut settings = Settings::new(&Name::parse("Cluster.Local").unwrap());
+    let mut settings = ZoneSettings::new(&Name::parse("Cluster.Local").unwrap());
     settings.servers = vec!["10.96.0.10".parse().unwrap()];
-    let mut zone = Keeper::new(settings, 1);
+    let mut zone = Keeper::new(settings, 1, Seed::new(1));
     zone.observe_namespace("prod");
     zone.observe_namespace("empty");
     let ports = [("http", "TCP", 80), ("", "UDP", 81)];
@@ -90,7 +91,7 @@ fn zone() -> Keeper {
     zone
 }
 
-fn target(target: Target<'_>) -> String {
+fn target(target: RecordTarget<'_>) -> String {
     let host = match target.host {
         HostLabel::Service => String::new(),
         HostLabel::Name(name) => format!("{name}."),
@@ -125,7 +126,7 @@ fn ask(zone: &Keeper, name: &str, kind: RecordType) -> String {
     let mut words: Vec<String> =
         answer.aliases.iter().map(|alias| format!("alias:{alias}")).collect();
     match answer.end {
-        End::Found(records, lifetime) => {
+        AnswerEnd::Found(records, lifetime) => {
             match records {
                 Records::V4(all) => words.extend(addresses(all, V4_RECORD)),
                 Records::V6(all) => words.extend(addresses(all, V6_RECORD)),
@@ -306,7 +307,7 @@ fn a_port_that_only_unready_endpoints_have_is_no_name() {
 #[test]
 fn before_everything_is_listed_nobody_knows() {
     let origin = Name::parse("cluster.local").unwrap();
-    let mut zone = Keeper::new(Settings::new(&origin), 1);
+    let mut zone = Keeper::new(ZoneSettings::new(&origin), 1, Seed::new(1));
     zone.observe_service(&service("web", &["10.96.0.1"], &[]));
     assert_eq!(ask(&zone, "web.prod.svc.cluster.local", RecordType::A), "10.96.0.1 for 30s");
     assert_eq!(ask(&zone, "db.prod.svc.cluster.local", RecordType::A), "notready");
@@ -348,7 +349,7 @@ fn an_empty_answer_has_a_reason() {
 #[test]
 fn settings_change_which_names_exist() {
     use RecordType::{A, Ptr, Srv, Txt};
-    type Edit = fn(&mut Settings);
+    type Edit = fn(&mut ZoneSettings);
     let cases: [(&str, Edit, RecordType, &str, &str); 23] = [
         ("pods off", |s| s.pods = PodNames::Disabled, A, "10-0-0-9.prod.pod", "noname(5)"),
         ("pods checked", |s| s.pods = PodNames::Verified, A, "10-0-0-9.prod.pod", "noname(5)"),
@@ -418,9 +419,9 @@ fn settings_change_which_names_exist() {
 #[test]
 fn zonal_names() {
     use RecordType::{A, Aaaa, Srv, Txt};
-    let mut settings = Settings::new(&Name::parse("cluster.local").unwrap());
+    let mut settings = ZoneSettings::new(&Name::parse("cluster.local").unwrap());
     settings.zonal = true;
-    let mut zone = Keeper::new(settings, 1);
+    let mut zone = Keeper::new(settings, 1, Seed::new(1));
     zone.observe_namespace("prod");
     let placed = |service: &str, name: &str, endpoints: &str| {
         let mut slice = slice(service, name, endpoints);
@@ -470,11 +471,11 @@ fn zonal_names() {
 #[test]
 fn outside_names() {
     use RecordType::{A, Aaaa, Ns, Soa, Srv, Txt};
-    let mut settings = Settings::new(&Name::parse("cluster.local").unwrap());
+    let mut settings = ZoneSettings::new(&Name::parse("cluster.local").unwrap());
     settings.servers = vec!["10.96.0.10".parse().unwrap()];
     let origin = Name::parse("example.com").unwrap();
     settings.outside = Some(Outside { origin, lifetime: 60, headless: true });
-    let mut zone = Keeper::new(settings, 1);
+    let mut zone = Keeper::new(settings, 1, Seed::new(1));
     zone.observe_namespace("prod");
     let ports = [("http", "TCP", 80)];
     let balanced = |name: &str, ingress: serde_json::Value| {
@@ -521,7 +522,7 @@ fn outside_names() {
     assert_eq!(ask(&zone, "web.prod.example.com", A), "noname(5)", "it has lost its addresses");
 }
 
-fn compat(settings: &mut Settings) {
+fn compat(settings: &mut ZoneSettings) {
     settings.coredns_compat = true;
 }
 

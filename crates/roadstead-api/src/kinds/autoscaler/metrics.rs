@@ -1,29 +1,45 @@
 //! Metrics between the shape of version 2 (`target: {type, averageValue}`) and the flat one that
 //! version 1 keeps in annotations (`targetAverageValue`).
 
+use k8s_openapi::api::autoscaling::v2::{
+    HorizontalPodAutoscalerBehavior, HorizontalPodAutoscalerCondition, MetricSpec, MetricStatus,
+};
+use roadstead_schema::json::Pointer;
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
-
-use crate::look::Look;
 
 /// How a value is written into an annotation and read from it.
 #[derive(Clone, Copy)]
-pub struct Convert {
+pub(super) struct Convert {
     pub down: fn(&Value) -> Value,
     pub up: fn(&Value) -> Value,
 }
 
-pub const AS_IT_IS: Convert = Convert { down: Value::clone, up: Value::clone };
-pub const SPECS: Convert = Convert {
+pub(super) const AS_IT_IS: Convert = Convert { down: Value::clone, up: Value::clone };
+pub(super) const SPECS: Convert = Convert {
     down: |list| each(list, |metric| flatten(metric, "target")),
     up: |list| each(list, |metric| deepen(metric, "target")),
 };
-pub const STATUSES: Convert = Convert {
+pub(super) const STATUSES: Convert = Convert {
     down: |list| each(list, |metric| flatten(metric, "current")),
     up: |list| each(list, |metric| deepen(metric, "current")),
 };
 
+/// The value, if it is what there must be under that pointer.
+pub(super) fn typed(pointer: &str, value: Value) -> serde_json::Result<Value> {
+    fn is<T: DeserializeOwned>(value: Value) -> serde_json::Result<Value> {
+        serde_json::from_value::<T>(value.clone()).map(|_| value)
+    }
+    match pointer {
+        "/spec/metrics" => is::<Vec<MetricSpec>>(value),
+        "/status/currentMetrics" => is::<Vec<MetricStatus>>(value),
+        "/status/conditions" => is::<Vec<HorizontalPodAutoscalerCondition>>(value),
+        _ => is::<HorizontalPodAutoscalerBehavior>(value),
+    }
+}
+
 /// Every source has a name of its own in a metric.
-const SOURCES: [(&str, &str); 5] = [
+pub(super) const SOURCES: [(&str, &str); 5] = [
     ("Resource", "resource"),
     ("ContainerResource", "containerResource"),
     ("Pods", "pods"),
@@ -125,7 +141,7 @@ fn short_name(field: &str, prefix: &str, short: &str) -> String {
 }
 
 /// The column `Targets`: `cpu: 12%/80%` for each metric, with what is not yet known.
-pub fn targets(object: &Value) -> String {
+pub(super) fn targets(object: &Value) -> String {
     let current = object.list("/status/currentMetrics");
     let specs = object.list("/spec/metrics");
     let shown = specs.iter().take(2).enumerate().map(|(index, metric)| {

@@ -1,12 +1,12 @@
 //! Cluster addresses with their families, and external addresses: what fits together, and what
 //! may change.
 
+use roadstead_schema::invalid::Causes;
+use roadstead_schema::json::Pointer;
 use serde_json::Value;
 
 use super::is_headless;
-use crate::invalid::Causes;
 use crate::ip::{self, Family};
-use crate::look::Look;
 
 const FAMILIES: [&str; 2] = ["IPv4", "IPv6"];
 const POLICIES: [&str; 3] = ["PreferDualStack", "RequireDualStack", "SingleStack"];

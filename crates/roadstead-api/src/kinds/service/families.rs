@@ -1,12 +1,12 @@
 //! Which families of addresses a Service has: what the client says about policy, families and
 //! addresses, completed by what the cluster has. Comes before allocation, so its refusals win.
 
+use roadstead_schema::invalid::Causes;
+use roadstead_schema::json::Pointer;
 use serde_json::{Value, json};
 
 use super::addresses;
-use crate::invalid::Causes;
 use crate::ip::{self, Family};
-use crate::look::Look;
 
 /// The families in which a cluster has addresses for Services.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

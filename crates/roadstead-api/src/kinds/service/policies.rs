@@ -1,12 +1,12 @@
 //! How traffic is spread: affinity, traffic policies, distribution, and what only load balancers
 //! have.
 
+use roadstead_schema::invalid::Causes;
+use roadstead_schema::json::Pointer;
 use serde_json::{Value, json};
 
 use super::{is_reachable_from_outside, needs_health_check};
-use crate::invalid::Causes;
 use crate::ip;
-use crate::look::Look;
 use crate::names;
 
 const ONLY_BALANCERS: &str = "may only be used when `type` is 'LoadBalancer'";
@@ -76,9 +76,7 @@ pub(super) fn validate_load_balancer(object: &Value, old: Option<&Value>, causes
     match spec["loadBalancerClass"].as_str() {
         Some(_) if !balanced => causes.forbidden("spec.loadBalancerClass", ONLY_BALANCERS),
         Some(class) => {
-            for wrong in names::qualified(class) {
-                causes.invalid("spec.loadBalancerClass", &json!(class), wrong);
-            }
+            names::check(names::key, "spec.loadBalancerClass", class, causes);
         }
         None => {}
     }

@@ -2,14 +2,12 @@
 
 use std::collections::BTreeSet;
 
+use roadstead_schema::invalid::Causes;
+use roadstead_schema::json::Pointer;
 use serde_json::{Value, json};
 
-use crate::invalid::Causes;
-use crate::look::Look;
+use crate::kinds::port_fields;
 use crate::names;
-
-const RANGE: &str = "must be between 1 and 65535, inclusive";
-const PROTOCOLS: [&str; 3] = ["SCTP", "TCP", "UDP"];
 
 /// Checks each port.
 pub(super) fn validate(spec: &Value, causes: &mut Causes) {
@@ -23,36 +21,25 @@ pub(super) fn validate(spec: &Value, causes: &mut Causes) {
                 causes.required(format!("{field}.name"), "");
             }
         } else {
-            for wrong in names::label(name) {
-                causes.invalid(format!("{field}.name"), &json!(name), wrong);
-            }
+            names::check(names::label, format!("{field}.name"), name, causes);
             if !seen.insert(name) {
                 causes.duplicate(format!("{field}.name"), &json!(name));
             }
         }
-        let number = port.int("/port");
-        if !(1..=65535).contains(&number) {
-            causes.invalid(format!("{field}.port"), &json!(number), RANGE);
-        }
-        if !PROTOCOLS.contains(&port.text("/protocol")) {
-            causes.unsupported(format!("{field}.protocol"), &port["protocol"], &PROTOCOLS);
-        }
+        port_fields::number(port, "port", &field, causes);
+        port_fields::protocol(port, &field, causes);
         validate_target(&port["targetPort"], &format!("{field}.targetPort"), causes);
-        if let Some(protocol) = port.get("appProtocol").and_then(Value::as_str) {
-            for wrong in names::qualified(protocol) {
-                causes.invalid(format!("{field}.appProtocol"), &json!(protocol), wrong);
-            }
-        }
+        port_fields::app_protocol(port, &field, causes);
     }
 }
 
 fn validate_target(target: &Value, field: &str, causes: &mut Causes) {
     match target {
-        Value::Number(number) if (1..=65535).contains(&number.as_i64().unwrap_or(0)) => {}
+        Value::Number(number) if port_fields::is_port(number.as_i64().unwrap_or(0)) => {}
         Value::String(name) => {
             names::port(name).iter().for_each(|wrong| causes.invalid(field, target, wrong));
         }
-        _ => causes.invalid(field, target, RANGE),
+        _ => causes.invalid(field, target, port_fields::RANGE),
     }
 }
 

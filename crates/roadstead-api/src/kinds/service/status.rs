@@ -1,9 +1,9 @@
 //! The status of a Service: where its load balancer takes connections.
 
+use roadstead_schema::invalid::Causes;
+use roadstead_schema::json::{Pointer, children, default_to};
 use serde_json::{Value, json};
 
-use crate::invalid::Causes;
-use crate::look::{Look, children, default_to};
 use crate::{ip, names};
 
 /// An address is one that packets are sent to as they are, unless it says otherwise.
@@ -53,9 +53,7 @@ fn validate_ingress(field: &str, ingress: &Value, known: &[Value], causes: &mut 
         return;
     }
     let place = format!("{field}.hostname");
-    for wrong in names::subdomain(host) {
-        causes.invalid(place.clone(), &json!(host), wrong);
-    }
+    names::check(names::subdomain, place.clone(), host, causes);
     if ip::parse(host).is_some() {
         causes.invalid(place, &json!(host), "must be a DNS name, not an IP address");
     }

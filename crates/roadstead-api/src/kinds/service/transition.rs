@@ -4,10 +4,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use roadstead_schema::json::{Pointer, children};
 use serde_json::{Value, json};
 
 use super::{is_on_nodes, is_reachable_from_outside, needs_health_check, remove, wants_node_ports};
-use crate::look::{Look, children};
 
 /// Makes addresses, one and many, agree in a Service that is new.
 pub fn begin(spec: &mut Value) {

@@ -1,9 +1,9 @@
 //! What is accepted in a Service, but will not do what its author hopes.
 
+use roadstead_schema::json::Pointer;
 use serde_json::Value;
 
 use crate::ip;
-use crate::look::Look;
 
 const HINTS: &str = "service.kubernetes.io/topology-aware-hints";
 const MODE: &str = "service.kubernetes.io/topology-mode";

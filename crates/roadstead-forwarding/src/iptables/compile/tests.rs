@@ -7,13 +7,13 @@ use roadstead_api::key::ObjectKey;
 use super::*;
 use crate::iptables::print;
 use crate::select::TrafficPolicy;
-use crate::service::{Place, Protocol, ServicePort, ServicePortName, Target};
+use crate::service::{Locality, Protocol, ServicePort, ServicePortName, Target};
 
 fn target(text: &str) -> Target {
     let here = text.strip_prefix("here!");
     let socket: std::net::SocketAddr = here.unwrap_or(text).parse().unwrap();
-    let place = if here.is_some() { Place::Here } else { Place::Elsewhere };
-    Target { address: socket.ip(), port: socket.port(), place }
+    let locality = if here.is_some() { Locality::Here } else { Locality::Elsewhere };
+    Target { address: socket.ip(), port: socket.port(), locality }
 }
 
 fn add(table: &mut ForwardingTable, full_name: &str, protocol: Protocol, port: ServicePort) {
@@ -33,15 +33,15 @@ fn port(address: &str, number: u16, targets: &str) -> ServicePort {
     ServicePort {
         port: number,
         cluster_ips: vec![address.parse().unwrap()],
-        local: cluster.iter().filter(|t| t.place == Place::Here).copied().collect(),
+        local: cluster.iter().filter(|t| t.locality == Locality::Here).copied().collect(),
         cluster,
         ..ServicePort::default()
     }
 }
 
-fn surroundings(networks: &[&str]) -> Surroundings {
+fn node_network(networks: &[&str]) -> NodeNetwork {
     let networks = networks.iter().map(|text| text.parse().unwrap()).collect();
-    Surroundings { detect_local: DetectLocal::Networks(networks), ..Surroundings::default() }
+    NodeNetwork { detect_local: DetectLocal::Networks(networks), ..NodeNetwork::default() }
 }
 
 /// What `iptables-save | grep` shows.
@@ -53,7 +53,7 @@ fn grep(program: &Program, word: &str) -> Vec<String> {
 
 #[test]
 fn names_are_never_rules() {
-    let mut table = ForwardingTable::new(IpFamily::V4, &surroundings(&[]));
+    let mut table = ForwardingTable::new(IpFamily::V4, &node_network(&[]));
     let plain = compile(&table).to_string().lines().count();
     let name = "ns/web\n-A INPUT -j DROP\r\nCOMMIT\0\x1b[2J:http";
     add(&mut table, name, Protocol::Tcp, port("10.96.0.1", 80, ""));
@@ -74,7 +74,7 @@ fn packets_that_fit_no_connection() {
         ((false, true), ""),
     ];
     for ((drop_invalid, named_counters), want) in cases {
-        let around = Surroundings { drop_invalid, named_counters, ..Surroundings::default() };
+        let around = NodeNetwork { drop_invalid, named_counters, ..NodeNetwork::default() };
         let program = compile(&ForwardingTable::new(IpFamily::V4, &around));
         let found = grep(&program, "INVALID").join(" ");
         assert_eq!(found.strip_prefix("-A KUBE-FORWARD ").unwrap_or_default(), want);
@@ -83,7 +83,7 @@ fn packets_that_fit_no_connection() {
 
 #[test]
 fn the_listing_of_the_tutorial() {
-    let mut table = ForwardingTable::new(IpFamily::V4, &surroundings(&["10.0.0.0/8"]));
+    let mut table = ForwardingTable::new(IpFamily::V4, &node_network(&["10.0.0.0/8"]));
     let targets = "10.208.67.129:80 10.208.67.130:80 10.42.234.135:80";
     let nginx = port("172.16.73.164", 80, targets);
     add(&mut table, "week/nginx-svc:nginx", Protocol::Tcp, nginx);
@@ -105,11 +105,11 @@ fn the_listing_of_the_tutorial() {
 
 /// A Service of every kind.
 fn every_kind() -> ForwardingTable {
-    let surroundings = Surroundings {
+    let node_network = NodeNetwork {
         node_address: Some([192, 168, 0, 7].into()),
-        ..surroundings(&["10.244.0.0/16"])
+        ..node_network(&["10.244.0.0/16"])
     };
-    let mut table = ForwardingTable::new(IpFamily::V4, &surroundings);
+    let mut table = ForwardingTable::new(IpFamily::V4, &node_network);
     let two = "here!10.244.0.2:8080 10.244.1.3:8080";
     let address = |text: &str| vec![text.parse().unwrap()];
     let (tcp, udp) = (Protocol::Tcp, Protocol::Udp);
@@ -142,7 +142,7 @@ fn every_kind() -> ForwardingTable {
 /// Upstream's rules in upstream's order, but for where the first one leads.
 #[test]
 fn an_external_address_that_is_a_load_balancers_too() {
-    let mut table = ForwardingTable::new(IpFamily::V4, &surroundings(&[]));
+    let mut table = ForwardingTable::new(IpFamily::V4, &node_network(&[]));
     let ranges = ["203.0.113.0/25", "1.2.3.0/28", "203.0.113.0/25"];
     let both = |targets: &str| ServicePort {
         external_ips: vec![[1, 2, 3, 4].into()],
@@ -189,9 +189,31 @@ fn every_kind_of_service() {
     insta::assert_snapshot!(compile(&every_kind()));
 }
 
+/// What is there in IPv6 whether there are Services or not, and one Service: the firewall of strangers that call
+/// 127.0.0.1 has no rule, but its chain and the jumps to it are always there, as upstream's.
+#[test]
+fn six() {
+    let around = NodeNetwork {
+        node_ports: NodePorts::Every { loopback: true },
+        ..node_network(&["fd00:10:244::/56"])
+    };
+    let mut table = ForwardingTable::new(IpFamily::V6, &around);
+    let web = ServicePort {
+        node_port: Some(30080),
+        ..port("fd00:10:96::1", 80, "here![fd00:10:244::2]:8080 [fd00:10:244:1::3]:8080")
+    };
+    add(&mut table, "default/web:http", Protocol::Tcp, web);
+    let program = compile(&table);
+    assert_eq!(
+        grep(&program, "KUBE-FIREWALL"),
+        ["-A OUTPUT -j KUBE-FIREWALL", "-A INPUT -j KUBE-FIREWALL"]
+    );
+    insta::assert_snapshot!(program);
+}
+
 #[test]
 fn many_endpoints_have_no_comments() {
-    let mut table = ForwardingTable::new(IpFamily::V4, &surroundings(&["10.0.0.0/8"]));
+    let mut table = ForwardingTable::new(IpFamily::V4, &node_network(&["10.0.0.0/8"]));
     let targets: Vec<_> = (0..1001u32)
         .map(|n| std::net::SocketAddr::new((0x0a01_0000 + n).to_be_bytes().into(), 80).to_string())
         .collect();
@@ -205,8 +227,8 @@ fn many_endpoints_have_no_comments() {
 #[test]
 fn ways_to_tell_pods_from_others() {
     let masquerade = |detect_local: DetectLocal, masquerade_all: bool| {
-        let surroundings = Surroundings { detect_local, masquerade_all, ..Surroundings::default() };
-        let mut table = ForwardingTable::new(IpFamily::V4, &surroundings);
+        let node_network = NodeNetwork { detect_local, masquerade_all, ..NodeNetwork::default() };
+        let mut table = ForwardingTable::new(IpFamily::V4, &node_network);
         let web = ServicePort {
             external_policy: TrafficPolicy::Local,
             node_port: Some(30080),

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn custom_resources_are_merged_as_their_schema_says() {
-    let schema = roadstead_api::structural::Structural::stored(&json!({
+    let schema = roadstead_schema::structural::Structural::stored(&json!({
         "type": "object", "properties": {"spec": {"type": "object", "properties": {
             "groups": {"type": "array", "x-kubernetes-list-type": "map",
                 "x-kubernetes-list-map-keys": ["name", "kind"],

@@ -5,7 +5,8 @@ use crate::zone::Numbered;
 
 #[test]
 fn whose_address_it_is() {
-    let mut keeper = Keeper::new(Settings::new(&Name::parse("cluster.local").unwrap()), 1);
+    let mut keeper =
+        Keeper::new(ZoneSettings::new(&Name::parse("cluster.local").unwrap()), 1, Seed::new(1));
     keeper.observe_service(&service("db", &["None"], &[]));
     keeper.observe_slice(&slice("db", "db-1", "198.51.100.7 !198.51.100.8"));
     for (address, known) in [("198.51.100.7", true), ("198.51.100.9", false)] {
@@ -29,7 +30,8 @@ fn serial_numbers() {
         ("never more than the time", 9, true, 1010, 1012, 1012),
         ("no change", 0, true, 1012, 2000, 1012),
     ];
-    let mut keeper = Keeper::new(Settings::new(&Name::parse("cluster.local").unwrap()), 1000);
+    let mut keeper =
+        Keeper::new(ZoneSettings::new(&Name::parse("cluster.local").unwrap()), 1000, Seed::new(1));
     for (name, changes, synced, last, now, want) in cases {
         assert_eq!(keeper.zone().serial(), last, "{name}");
         (0..changes)
@@ -43,7 +45,7 @@ fn serial_numbers() {
         assert_eq!(numbered == Numbered::Later, later, "{name}");
     }
     let settings = keeper.zone().settings().clone();
-    let mut keeper = Keeper::new(settings, u32::MAX);
+    let mut keeper = Keeper::new(settings, u32::MAX, Seed::new(1));
     keeper.set_synced();
     keeper.number(u32::MAX, 5000);
     assert_eq!(keeper.zone().serial(), 5000, "numbers go round (RFC 1982)");
@@ -90,10 +92,10 @@ fn zones_of_addresses() {
         ("not here", NotServed, "", unknown, "other other"),
     ];
     for (what, reverse, zones, name, want) in cases {
-        let mut settings = Settings::new(&Name::parse("cluster.local").unwrap());
+        let mut settings = ZoneSettings::new(&Name::parse("cluster.local").unwrap());
         settings.reverse = reverse;
         settings.reverse_zones = zones.split_whitespace().filter_map(Name::parse).collect();
-        let mut keeper = Keeper::new(settings, 1);
+        let mut keeper = Keeper::new(settings, 1, Seed::new(1));
         keeper.observe_service(&service("web", &["10.96.0.7"], &[]));
         let mut known = keeper.snapshot();
         let mut said = Vec::new();
@@ -102,11 +104,11 @@ fn zones_of_addresses() {
             said.insert(
                 0,
                 match known.answer(name.wire(), RecordType::Ptr).end {
-                    End::Found(..) => "found",
-                    End::NoName(_) => "missing",
-                    End::NotReady => "unknown",
-                    End::NotOurs => "other",
-                    End::NoData(_) => "empty",
+                    AnswerEnd::Found(..) => "found",
+                    AnswerEnd::NoName(_) => "missing",
+                    AnswerEnd::NotReady => "unknown",
+                    AnswerEnd::NotOurs => "other",
+                    AnswerEnd::NoData(_) => "empty",
                     _ => "else",
                 },
             );
@@ -130,9 +132,9 @@ fn the_server_itself() {
     ];
     for (name, servers, local, want) in cases {
         let addresses = |text: &str| text.split_whitespace().map(|a| a.parse().unwrap()).collect();
-        let mut settings = Settings::new(&Name::parse("cluster.local").unwrap());
+        let mut settings = ZoneSettings::new(&Name::parse("cluster.local").unwrap());
         (settings.servers, settings.local) = (addresses(servers), addresses(local));
-        let mut keeper = Keeper::new(settings, 1);
+        let mut keeper = Keeper::new(settings, 1, Seed::new(1));
         for (name, address) in [
             ("api", "10.96.0.1"),
             ("other", "10.96.0.20"),
@@ -152,7 +154,7 @@ fn the_server_itself() {
         keeper.observe_slice(&slice("resolver", "resolver-1", "10.0.0.5"));
         keeper.set_synced();
         let zone = keeper.zone();
-        let End::Found(Records::Ns(target), _) =
+        let AnswerEnd::Found(Records::Ns(target), _) =
             zone.answer(zone.origin().wire(), RecordType::Ns).end
         else {
             panic!("{name}: no server")

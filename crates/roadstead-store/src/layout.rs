@@ -1,0 +1,23 @@
+//! Where entries are in etcd, and in which form.
+
+use std::fmt::Debug;
+
+use bytes::Bytes;
+
+use crate::entry::Key;
+
+/// Where entries are in etcd: pure, and given to the store by whoever knows what they are.
+pub trait KeyLayout: Debug + Send + Sync {
+    /// All entries are at keys that begin with this.
+    fn prefix(&self) -> &str;
+
+    /// Where an entry is.
+    fn place(&self, key: &Key) -> String;
+
+    /// The entry at a place; `None` if it is none of ours, and not to be touched.
+    fn key(&self, place: &str) -> Option<Key>;
+
+    /// The value of an entry as our readers know it, made of what others may have written. What cannot be
+    /// understood is given as it is.
+    fn value(&self, key: &Key, stored: Bytes) -> Bytes;
+}

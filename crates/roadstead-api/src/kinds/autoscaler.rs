@@ -59,9 +59,7 @@ impl Kind for Autoscaler {
     fn default(&self, object: &mut Value) {
         let spec = child(object, "spec");
         default_to(spec, "minReplicas", 1);
-        if spec.list("/metrics").is_empty() {
-            spec["metrics"] = json!([cpu_target(80)]);
-        }
+        default_metrics(spec);
         rules::default(spec);
     }
 
@@ -170,6 +168,7 @@ impl Kind for OldAutoscaler {
             all.extend(object.list("/status/currentMetrics").iter().cloned());
             put(object, "/status/currentMetrics", all.into());
         }
+        default_metrics(child(object, "spec"));
     }
 
     fn table(&self) -> &'static [ColumnCell] {
@@ -198,6 +197,13 @@ fn validate(object: &Value, causes: &mut Causes) {
     }
     rules::check_metrics(spec, causes);
     rules::check_behavior(&spec["behavior"], causes);
+}
+
+/// Who names no metric means the processor; also in version 1, as what is kept is of version 2.
+fn default_metrics(spec: &mut Value) {
+    if spec.list("/metrics").is_empty() {
+        spec["metrics"] = json!([cpu_target(80)]);
+    }
 }
 
 fn cpu_target(percent: i64) -> Value {

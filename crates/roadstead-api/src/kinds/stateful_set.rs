@@ -35,6 +35,7 @@ fn default(object: &mut Value) {
     }
     if strategy["type"] == "RollingUpdate" && strategy.has("/rollingUpdate") {
         default_to(child(strategy, "rollingUpdate"), "partition", 0);
+        default_to(child(strategy, "rollingUpdate"), "maxUnavailable", 1);
     }
     for claim in children(spec, "volumeClaimTemplates") {
         default_to(claim, "apiVersion", "v1");

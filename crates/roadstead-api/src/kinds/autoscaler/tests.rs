@@ -22,7 +22,13 @@ fn the_processor_has_a_field_of_its_own() {
     assert_eq!(shown(&new), old);
     assert_eq!(stored(&old), new);
     let without = json!({"metadata": {"name": "web"}, "spec": {"maxReplicas": 3}});
-    assert_eq!((shown(&without), stored(&without)), (without.clone(), without));
+    assert_eq!(shown(&without), without);
+    // Who names no metric means the processor.
+    let kept = stored(&without);
+    assert_eq!(shown(&kept)["spec"]["targetCPUUtilizationPercentage"], 80);
+    let mut new = without;
+    Autoscaler.default(&mut new);
+    assert_eq!(kept["spec"]["metrics"], new["spec"]["metrics"]);
 }
 
 /// Every kind of metric, the annotation that upstream writes for it, and back.

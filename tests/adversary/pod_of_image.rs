@@ -63,7 +63,8 @@ impl Stage {
         }
         run(IMAGE);
         run(&format!(
-            "mkdir -p {VICTIM} && echo of the node > {VICTIM}/secret && chmod 0600 {VICTIM}/secret"
+            "mkdir -p {VICTIM} && echo of the node > {VICTIM}/secret && chmod 0600 {VICTIM}/secret && \
+             echo \"A='of the node'\" > {VICTIM}/env"
         ));
         let roadstead = Roadstead::up_with(format!("--images /run/images {flags}").trim_end());
         let kubectl = roadstead.kubectl();
@@ -191,6 +192,33 @@ fn files_that_lead_to_the_node() {
         );
         stage.unharmed("a link as a part");
         attacks::refused(2);
+
+        // Variables from files that lead elsewhere, or are none.
+        let plants = "echo \"A='1'\" > /v/env; ln -s env /v/inside; ln -s /run/victim/env /v/link; \
+                      ln -s ../../../../../../../run/victim/env /v/up; mknod /v/pipe p; \
+                      ln -s /proc/self/root/run/victim/env /v/magic; mknod /v/zero c 1 5";
+        let plants = json!({"initContainers": [{"name": "plants", "image": "hostile:1",
+            "imagePullPolicy": "IfNotPresent", "command": ["sh", "-c", plants],
+            "volumeMounts": [{"name": "v", "mountPath": "/v"}]}]});
+        let names = ["inside", "link", "up", "magic", "pipe", "zero"];
+        let containers = names.map(|path| {
+            let key = json!({"volumeName": "v", "path": path, "key": "A"});
+            (
+                path,
+                "echo A is $A",
+                json!({"env": [{"name": "A", "valueFrom": {"fileKeyRef": key}}]}),
+            )
+        });
+        stage.pod("variables", &containers, plants);
+        let states = stage.settled("variables");
+        for (name, state) in names.iter().zip(&states).skip(1) {
+            let waiting = &state["waiting"];
+            assert_eq!(waiting["reason"], "CreateContainerConfigError", "{name}: {state}");
+            assert!(!waiting.to_string().contains("of the node"), "{name}: {state}");
+        }
+        assert_eq!(stage.said("variables", "inside"), "A is 1\n");
+        stage.unharmed("variables from files");
+        attacks::refused(names.len() - 1);
 
         // A working directory that whoever makes the container might have left open.
         for number in 3..12 {

@@ -178,3 +178,52 @@ fn pods_wait_for_room_and_for_leave() {
         kubectl.run("wait --for=condition=Ready pod/gated --timeout=30s");
     });
 }
+
+/// One reads what its init container wrote, the other begins anew as a whole.
+const IN_PLACE: &str = r#"
+{apiVersion: v1, kind: List, items: [
+  {apiVersion: v1, kind: Pod, metadata: {name: resized}, spec: {volumes: [{name: v, emptyDir: {}}],
+    initContainers: [{name: i, image: busybox, volumeMounts: [{name: v, mountPath: /v}],
+      command: [sh, -c, "echo \"GREETING='hello there' # from init\" > /v/env"]}],
+    containers: [{name: c, image: busybox, command: [sleep, "1000"],
+      resources: {requests: {cpu: 10m}, limits: {cpu: 100m}},
+      env: [{name: GREETING, valueFrom: {fileKeyRef: {volumeName: v, path: env, key: GREETING}}}]}]}},
+  {apiVersion: v1, kind: Pod, metadata: {name: swept}, spec: {volumes: [{name: v, emptyDir: {}}],
+    containers: [{name: a, image: busybox, volumeMounts: [{name: v, mountPath: /v}],
+      command: [sh, -c, "sleep 1; test -f /v/again && sleep 1000; touch /v/again; exit 3"],
+      restartPolicy: Never, restartPolicyRules: [
+        {action: RestartAllContainers, exitCodes: {operator: In, values: [3]}}]},
+      {name: b, image: busybox, command: [sleep, "1000"]}]}}]}
+"#;
+
+#[test]
+fn pods_change_in_place() {
+    laboratory_of(LAYER, || {
+        let roadstead = up_with_images(&["busybox"]);
+        let kubectl = roadstead.kubectl();
+        kubectl.apply(IN_PLACE);
+        kubectl.run("wait --for=condition=Ready pod/resized --timeout=60s");
+        let said = kubectl.run("exec resized -c c -- sh -c 'echo $GREETING'");
+        assert_eq!(said, "hello there\n");
+
+        let status = "{.status.containerStatuses[?(@.name==\"b\")]";
+        let path = format!("{status}.restartCount}} {status}.lastState.terminated.reason}}");
+        let swept = || kubectl.run(&format!("get pod swept -o jsonpath='{path}'"));
+        eventually("all begin anew", 30 * SECOND, swept, |text| {
+            text == "1 RestartingAllContainers"
+        });
+
+        if !kubectl.is_at_least(32, "the subresource resize") {
+            return;
+        }
+        let patch =
+            r#"{"spec":{"containers":[{"name":"c","resources":{"limits":{"cpu":"200m"}}}]}}"#;
+        kubectl.run(&format!("patch pod resized --subresource resize -p '{patch}'"));
+        let status = "{.status.containerStatuses[0]";
+        let path = format!("{status}.resources.limits.cpu}} {status}.restartCount}}");
+        let resized = || kubectl.run(&format!("get pod resized -o jsonpath='{path}'"));
+        eventually("it has more", 20 * SECOND, resized, |text| text == "200m 0");
+        let events = || kubectl.run("describe pod resized");
+        eventually("and it is told", 10 * SECOND, events, |text| text.contains("ResizeCompleted"));
+    });
+}

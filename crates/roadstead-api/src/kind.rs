@@ -199,9 +199,13 @@ pub trait Kind: Send + Sync {
         self.validate(object, Some(old), causes);
     }
 
-    /// Says what is wrong with a change through another subresource, which leaves all but its own
-    /// field as it was.
-    fn validate_subresource(&self, object: &Value, old: &Value, causes: &mut Causes) {
+    /// Takes from what was sent to the subresource of this name all that may be changed by it; `new` is the
+    /// object as it was.
+    fn merge_subresource(&self, _name: &str, _given: &Value, _new: &mut Value) {}
+
+    /// Says what is wrong with a change through the subresource of this name, which leaves all but its
+    /// own part as it was.
+    fn validate_subresource(&self, _name: &str, object: &Value, old: &Value, causes: &mut Causes) {
         self.validate(object, Some(old), causes);
     }
 

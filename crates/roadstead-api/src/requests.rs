@@ -114,7 +114,8 @@ impl Requests {
         }
     }
 
-    fn max(self, other: Self) -> Self {
+    /// Whichever is more of each.
+    pub fn max(self, other: Self) -> Self {
         Self {
             cpu: self.cpu.max(other.cpu),
             memory: self.memory.max(other.memory),

@@ -1,6 +1,6 @@
 //! The agent's main task: gives each pod of this node a worker.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,6 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, ResourceExt};
 use roadstead_api::key::ObjectKey;
 use roadstead_api::requests::Requests;
-use roadstead_pod::admission::{NodeRoom, NodeUse, Rejection, admit};
 use roadstead_pod::downward::Allocatable;
 use roadstead_pod::facts::PodFailure;
 use roadstead_pod::lifecycle::Presence;
@@ -26,6 +25,7 @@ use tokio::time;
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
+use crate::allocations::Allocations;
 use crate::config::{Config, NodeError};
 use crate::heartbeat::Beat;
 use crate::housekeeping::{Eviction, Housekeeper};
@@ -156,8 +156,10 @@ pub async fn run_with(
     let services = Services::new(client.clone());
     let objects = Objects::new(client.clone());
     let policy_gate = PolicyGate::new(config.policies.expected);
-    let Requests { cpu, memory, storage } = machine::room(&config).allocatable;
+    let room = machine::room(&config);
+    let Requests { cpu, memory, storage } = room.allocatable;
     let context = Arc::new(Context {
+        allocations: Allocations::new(room),
         allocatable: Allocatable { cpu_milli: cpu, memory, storage },
         client,
         config,
@@ -201,10 +203,6 @@ struct Pods {
     /// What the runtime had at the start and no worker has taken yet.
     recovered: HashMap<String, RecoveredPod>,
     workers: JoinSet<()>,
-    /// What the machine has for pods.
-    room: NodeRoom,
-    /// Those that were not taken.
-    rejected: HashSet<String>,
     /// New pods that wait until all are known that were here before them; `None` when they are.
     newcomers: Option<Vec<Arc<Pod>>>,
     /// For those who ask for logs.
@@ -220,7 +218,6 @@ impl Pods {
         let recovered = context.runtime.containers.recovered().into_iter();
         let recovered = recovered.map(|pod| (pod.pod.uid.clone(), pod)).collect();
         Self {
-            room: machine::room(&context.config),
             manifests: Manifests::new(context.config.manifests.clone(), &context.config.node_name),
             mirrors: Mirrors::new(context.client.clone(), &context.config.node_name),
             context,
@@ -228,7 +225,6 @@ impl Pods {
             uids: HashMap::new(),
             recovered,
             workers: JoinSet::new(),
-            rejected: HashSet::new(),
             newcomers: Some(Vec::new()),
             known,
         }
@@ -309,7 +305,7 @@ impl Pods {
         self.known.remove(&key);
         let uid = self.uids.remove(&key);
         self.context.probe_counts.forget(uid.as_deref().unwrap_or_default());
-        self.rejected.retain(|rejected| Some(rejected) != uid.as_ref());
+        self.context.allocations.free(uid.as_deref().unwrap_or_default());
         if let Some(known) = uid.and_then(|uid| self.wanted.remove(&uid)) {
             known.send_modify(|update| update.presence = Presence::Gone);
         }
@@ -317,6 +313,9 @@ impl Pods {
 
     fn want(&mut self, wanted: PodUpdate) {
         let uid = wanted.pod.uid().unwrap_or_default();
+        if is_finished(&wanted.pod) {
+            self.context.allocations.free(&uid);
+        }
         if let Some(known) = self.wanted.get(&uid) {
             // Its worker may have finished already and wait for nothing more; or not have seen yet that
             // it has to go.
@@ -332,30 +331,24 @@ impl Pods {
             newcomers.retain(|known| known.uid() != wanted.pod.uid());
             return newcomers.push(wanted.pod);
         }
-        let admission = match self.admit(&wanted.pod) {
-            _ if is_settled => Admission::Settled,
-            Ok(()) => Admission::New,
-            Err(rejection) => {
-                self.rejected.insert(uid.clone());
-                Admission::Rejected(rejection)
+        let (allocations, sysctls) =
+            (&self.context.allocations, &self.context.config.unsafe_sysctls);
+        let admission = match is_settled {
+            true => {
+                if !is_finished(&wanted.pod) {
+                    allocations.settle(&wanted.pod);
+                }
+                Admission::Settled
             }
+            false => match allocations.admit(&wanted.pod, sysctls) {
+                Ok(()) => Admission::New,
+                Err(rejection) => Admission::Rejected(rejection),
+            },
         };
         let (send, receive) = watch::channel(wanted);
         self.wanted.insert(uid, send);
         let work = worker::run(self.context.clone(), receive, Arrival { recovered, admission });
         self.workers.spawn(work);
-    }
-
-    /// Whether there is room for one more.
-    fn admit(&self, pod: &Pod) -> Result<(), Rejection> {
-        let mut others = NodeUse::default();
-        for (_, other) in self.wanted.iter().filter(|(uid, _)| !self.rejected.contains(*uid)) {
-            let other = other.borrow().pod.clone();
-            if !is_finished(&other) {
-                others.add(&other);
-            }
-        }
-        admit(pod, &others, self.room, &self.context.config.unsafe_sysctls)
     }
 
     /// All pods are known that were here before: now those may come in, in the order of their age.

@@ -109,6 +109,27 @@ impl Groups {
         Ok(directories)
     }
 
+    /// Holds a run, and its pod, to other limits.
+    ///
+    /// Whether the run or the pod comes first depends on which of them gets more, and memory must not be limited
+    /// beyond memory and swap together at any moment. So everything is tried once in the one order, and has
+    /// to succeed in the other.
+    pub(crate) fn hold(&self, uid: &str, id: &str, resources: &Resources) -> io::Result<()> {
+        for place in &self.places {
+            let pod = place.directory.join(pod_name(uid));
+            let run = pod.join(id);
+            let (of_pod, of_run) = (&resources.of_pod, &resources.of_container);
+            for (directory, limits) in [(&pod, of_pod), (&run, of_run)] {
+                for setting in settings(limits, place.controller, place.version).iter().rev() {
+                    let _ = fs::write(directory.join(setting.file), &setting.value);
+                }
+            }
+            write_all(&run, of_run, place)?;
+            write_all(&pod, of_pod, place)?;
+        }
+        Ok(())
+    }
+
     /// Makes the groups of a pod, for a runtime that makes those of containers in them; returns their path in
     /// every hierarchy.
     #[cfg(feature = "cri")]

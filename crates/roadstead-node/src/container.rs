@@ -32,6 +32,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use roadstead_pod::container_config::ContainerStreams;
+use roadstead_pod::mandatory::ProcessLabels;
 use roadstead_pod::seccomp_profile::SeccompProfile;
 use roadstead_pod::security::Confinement;
 use roadstead_pod::termination_message::TerminationMessage;
@@ -109,6 +110,9 @@ pub(crate) struct Recipe {
     /// What it shares with the other containers of its pod; if not given, it has all that for itself.
     #[serde(default)]
     pub(crate) shared: Option<SharedMemory>,
+    /// What AppArmor and SELinux hold it to.
+    #[serde(default)]
+    pub(crate) labels: ProcessLabels,
     /// How it is run by an OCI runtime; if not given, we run it ourselves.
     #[serde(default)]
     pub(crate) oci: Option<OciRecipe>,
@@ -146,6 +150,7 @@ impl Recipe {
             working_directory: of_image.or(given).unwrap_or("/").to_owned(),
             confinement: self.confinement.clone(),
             calls: self.calls.clone(),
+            labels: self.labels.clone(),
             groups,
             open_files: self.open_files,
             oom_score_adj: self.oom_score_adj,

@@ -12,6 +12,7 @@
 
 mod addresses;
 pub mod agent;
+mod allocations;
 pub mod applet;
 mod cgroup;
 pub mod config;

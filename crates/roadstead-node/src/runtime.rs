@@ -14,6 +14,7 @@ mod disk_usage;
 pub mod exec;
 mod executable;
 mod forker;
+pub(crate) mod labels;
 mod last_words;
 mod namespace;
 mod ownership;
@@ -28,6 +29,7 @@ mod service_unit;
 mod shared_memory;
 pub mod terminal;
 mod volume;
+mod volume_file;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -36,11 +38,13 @@ use std::sync::Arc;
 use futures::future::BoxFuture;
 use roadstead_pod::addresses::Addresses;
 use roadstead_pod::container_config::ContainerConfig;
+use roadstead_pod::env_file::VolumeFile;
 use roadstead_pod::eviction::Consumption;
 use roadstead_pod::facts::{Exit, StartedContainer};
 use roadstead_pod::image::ImageFacts;
 use roadstead_pod::pod_name::PodName;
 use roadstead_pod::recovery::RecoveredPod;
+use roadstead_pod::resources::Resources;
 use roadstead_pod::sandbox::SandboxOrder;
 use roadstead_pod::usage::Usage;
 use roadstead_pod::volumes::PodVolume;
@@ -112,9 +116,30 @@ pub trait ContainerRuntime: Send + Sync + 'static {
         files: Option<Payload>,
     ) -> BoxFuture<'a, Result<(), String>>;
 
+    /// Reads a file that the pod's containers wrote to a volume of theirs; nothing if there is none.
+    fn read_volume<'a>(
+        &'a self,
+        pod: &'a PodName,
+        file: VolumeFile,
+    ) -> BoxFuture<'a, Result<Option<String>, String>> {
+        let _ = (pod, file);
+        Box::pin(async { Err("this runtime reads no files of volumes".into()) })
+    }
+
     /// Starts a container in the pod's sandbox.
     fn start(&self, config: ContainerConfig)
     -> BoxFuture<'_, Result<StartedContainer, StartError>>;
+
+    /// Holds a container that runs, and its pod, to other limits.
+    fn resize<'a>(
+        &'a self,
+        pod: &'a PodName,
+        container: &'a str,
+        resources: Resources,
+    ) -> BoxFuture<'a, Result<(), String>> {
+        let _ = (pod, container, resources);
+        Box::pin(async { Err("this runtime changes no limits of containers that run".into()) })
+    }
 
     /// Waits until the container has ended; returns how.
     fn wait(&self, pod: &PodName, container: &str) -> BoxFuture<'static, Exit>;

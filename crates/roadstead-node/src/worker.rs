@@ -6,6 +6,7 @@ mod hooks;
 mod policies;
 mod probes;
 mod pulls;
+mod resizing;
 mod stopping;
 mod volumes;
 
@@ -23,14 +24,15 @@ use roadstead_pod::departure::Departure;
 use roadstead_pod::downward::Allocatable;
 use roadstead_pod::facts::{Exit, PodFacts, PodFailure, Sandbox, State, after};
 use roadstead_pod::hosts::kernel_name;
-use roadstead_pod::lifecycle::{PodStep, Presence, plan};
+use roadstead_pod::lifecycle::{PodStep, Presence, plan, restart_all};
+use roadstead_pod::mandatory::check_app_armor;
 use roadstead_pod::pod_name::PodName;
 use roadstead_pod::recovery::RecoveredPod;
 use roadstead_pod::sandbox::SandboxOrder;
 use roadstead_pod::security::forbidden_host_network;
 use roadstead_pod::static_pods::is_static;
 use roadstead_pod::status::plan_status;
-use roadstead_pod::{backoff, ephemeral, recovery};
+use roadstead_pod::{backoff, ephemeral, recovery, resize};
 use tokio::sync::watch;
 use tokio::time::{self, Instant};
 use tracing::{info, warn};
@@ -40,13 +42,14 @@ use self::hooks::Hooks;
 use self::probes::{Begin, Probes};
 use self::pulls::FinishedPull;
 use self::volumes::PodVolumes;
+use crate::allocations::Allocations;
 use crate::config::{Config, in_full};
 use crate::events::Recorder;
 use crate::objects::Objects;
 use crate::pod_api;
 use crate::policy_gate::PolicyGate;
 use crate::probe_counts::ProbeCounts;
-use crate::runtime::{Runtime, Stop};
+use crate::runtime::{Runtime, Stop, labels};
 use crate::services::Services;
 
 /// After a failure of the API or of the runtime.
@@ -64,6 +67,7 @@ pub(crate) struct Context {
     pub(crate) policy_gate: PolicyGate,
     /// What the node has for pods.
     pub(crate) allocatable: Allocatable,
+    pub(crate) allocations: Allocations,
 }
 
 /// The newest state of the pod in the API.
@@ -113,6 +117,7 @@ pub(crate) async fn run(
     worker.admit(arrival.admission).await;
     worker.resume();
     loop {
+        worker.allocate();
         let next = plan(&worker.pod, worker.presence, &worker.facts, Timestamp::now());
         if !next.steps.is_empty() {
             for step in next.steps {
@@ -122,6 +127,7 @@ pub(crate) async fn run(
             }
             continue;
         }
+        worker.finish_resize();
         worker.write_status().await;
         worker.wait(&mut wanted, next.wake_at).await;
         worker.follow_volumes().await;
@@ -137,7 +143,12 @@ enum Progress {
 struct Worker {
     context: Arc<Context>,
     name: PodName,
+    /// With as much of the machine as it has been allocated.
     pod: Arc<Pod>,
+    /// With as much as it wants.
+    wanted_pod: Arc<Pod>,
+    /// Tells when others leave room.
+    freed: watch::Receiver<u64>,
     presence: Presence,
     facts: PodFacts,
     exits: FuturesUnordered<BoxFuture<'static, (String, Exit)>>,
@@ -159,8 +170,10 @@ impl Worker {
     fn new(context: Arc<Context>, wanted: PodUpdate, facts: PodFacts) -> Self {
         Self {
             name: PodName::of(&wanted.pod),
+            freed: context.allocations.freed(),
             context,
-            pod: wanted.pod,
+            pod: Arc::new(resize::as_reported(&wanted.pod)),
+            wanted_pod: wanted.pod,
             presence: wanted.presence,
             facts,
             exits: FuturesUnordered::new(),
@@ -181,21 +194,10 @@ impl Worker {
         let rejection = match admission {
             Admission::Settled => return,
             Admission::Rejected(rejection) => rejection,
-            Admission::New => {
-                let spec = self.pod.spec.as_ref().filter(|spec| is_particular(spec));
-                let (client, name) = (&self.context.client, &self.context.config.node_name);
-                let labels = match spec {
-                    Some(_) => pod_api::node_labels(client, name).await,
-                    None => None,
-                };
-                // A node that cannot be asked takes whoever is sent to it.
-                let Some(labels) = labels else { return };
-                let node = NodeTraits { name, labels: Some(&labels) };
-                match check_affinity(&self.pod, node) {
-                    Ok(()) => return,
-                    Err(rejection) => rejection,
-                }
-            }
+            Admission::New => match self.unfit().await {
+                Some(rejection) => rejection,
+                None => return,
+            },
         };
         let (reason, message) = (rejection.reason, rejection.message.clone());
         warn!(pod = %self.title(), reason, message, "the pod is rejected");
@@ -203,9 +205,26 @@ impl Worker {
         self.facts.failure = Some(rejection.failure());
     }
 
+    /// Why this machine is not one for the pod, although there is room for it.
+    async fn unfit(&mut self) -> Option<Rejection> {
+        if let Err(rejection) = check_app_armor(&self.pod, labels::has_app_armor()) {
+            return Some(rejection);
+        }
+        let spec = self.pod.spec.as_ref().filter(|spec| is_particular(spec));
+        let (client, name) = (&self.context.client, &self.context.config.node_name);
+        let labels = match spec {
+            Some(_) => pod_api::node_labels(client, name).await,
+            None => None,
+        };
+        // A node that cannot be asked takes whoever is sent to it.
+        let labels = labels?;
+        check_affinity(&self.pod, NodeTraits { name, labels: Some(&labels) }).err()
+    }
+
     /// Follows the containers that were running before we came.
     fn resume(&mut self) {
         self.facts.start_time.get_or_insert_with(Timestamp::now);
+        self.resume_resources();
         let running = self.facts.containers.iter();
         let running = running.filter(|(_, known)| matches!(known.state, State::Running { .. }));
         self.volumes.changed = self.facts.sandbox == Sandbox::Ready;
@@ -236,7 +255,11 @@ impl Worker {
             PodStep::Stop { container, grace } => {
                 self.stop(&container, grace, &format!("Stopping container {container}"));
             }
-            PodStep::Replace { container, grace } => self.replace(&container, grace),
+            PodStep::Replace { container, grace, message } => {
+                self.replace(&container, grace, &message);
+            }
+            PodStep::Resize => self.apply_resize().await,
+            PodStep::RestartAll => restart_all(&self.pod, &mut self.facts),
             PodStep::Signal(container) => self.signal(&container),
             PodStep::Kill(container) => self.kill(&container),
             PodStep::Fail(failure) => {
@@ -354,6 +377,7 @@ impl Worker {
             Some(report) = self.probes.next() => self.probed(report),
             Some(report) = self.hooks.next() => self.hook_ended(report),
             () = self.volumes.next_change() => {}
+            Ok(()) = self.freed.changed(), if self.facts.resize.pending.is_some() => {}
             () = finished(&mut self.leaving) => {
                 self.leaving = None;
                 self.facts.departure = self.facts.departure.end(Timestamp::now());
@@ -363,11 +387,11 @@ impl Worker {
     }
 
     fn wanted(&mut self, wanted: PodUpdate) {
-        let spec_changed = self.pod.spec != wanted.pod.spec;
+        let before = self.pod.clone();
         // What files and variables say of the pod itself may be out of date.
         self.volumes.changed |= self.pod.metadata.labels != wanted.pod.metadata.labels
             || self.pod.metadata.annotations != wanted.pod.metadata.annotations;
-        self.pod = wanted.pod;
+        self.take_in(wanted.pod);
         self.presence = wanted.presence;
         if self.mirror != wanted.mirror {
             // Another object has to be told everything.
@@ -377,7 +401,7 @@ impl Worker {
         if let Some(failure) = wanted.failure.filter(|_| self.facts.failure.is_none()) {
             self.evict(failure);
         }
-        if spec_changed {
+        if before.spec != self.pod.spec {
             // Another image may exist where the last one did not: try at once.
             let all = self.facts.containers.values_mut();
             for container in all {

@@ -15,6 +15,7 @@ mod budgets;
 mod domains;
 mod fit;
 mod groups;
+mod held;
 mod needs;
 mod node;
 mod occupancy;

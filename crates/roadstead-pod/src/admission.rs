@@ -54,6 +54,10 @@ impl NodeUse {
         self.pods += 1;
         self.ports.extend(host_ports(pod));
     }
+
+    pub(crate) fn requests(&self) -> Requests {
+        self.requests
+    }
 }
 
 /// Whether there is room for the pod, beside those that are there, on a node that lets pods set these sysctls,

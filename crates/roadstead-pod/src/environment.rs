@@ -3,6 +3,7 @@
 use k8s_openapi::api::core::v1::{Container, EnvFromSource, EnvVarSource, Pod};
 
 use crate::downward::{self, DownwardFacts};
+use crate::env_file;
 use crate::image::ImageContent;
 use crate::sources::{SourceName, Sources};
 
@@ -169,7 +170,13 @@ fn value(
         let source = SourceName::Secret(key.name.clone());
         return keyed(&source, &key.key, key.optional, context);
     }
-    Err("env from a file of a volume (fileKeyRef) is not supported by this node yet".into())
+    match &source.file_key_ref {
+        Some(selector) => {
+            let found = env_file::value(selector, &context.sources.files)?;
+            Ok(found.map(|value| text(value.into_bytes())))
+        }
+        None => Err("this node does not know where the value of a variable is from".into()),
+    }
 }
 
 fn keyed(

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{
-    ContainerState, ContainerStateTerminated, ContainerStatus, Pod, PodStatus,
+    ContainerState, ContainerStateTerminated, ContainerStatus, Pod, PodStatus, ResourceRequirements,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::addresses::Addresses;
 use crate::departure::Departure;
 use crate::image::ImageFacts;
+use crate::resize::ResizeFacts;
 
 /// One pod, as far as this node has brought it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -30,6 +31,8 @@ pub struct PodFacts {
     pub failure: Option<PodFailure>,
     /// How far it has taken its leave.
     pub departure: Departure,
+    /// How far it gets more of the machine, or less.
+    pub resize: ResizeFacts,
 }
 
 /// The pod's network namespace and directory.
@@ -80,6 +83,8 @@ pub struct ContainerFacts {
     pub image_name: String,
     /// It ends because its spec has changed: whatever its policy says, it is started again.
     pub is_replaced: bool,
+    /// What its process may use of the machine; `None` is what it has been allocated.
+    pub resources: Option<ResourceRequirements>,
 }
 
 /// What a container is doing.
@@ -202,6 +207,7 @@ impl PodFacts {
             containers: containers.map(|old| (old.name.clone(), lost(old, now))).collect(),
             failure: None,
             departure: Departure::NotBegun,
+            resize: ResizeFacts::default(),
         }
     }
 

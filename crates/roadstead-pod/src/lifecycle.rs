@@ -16,8 +16,13 @@ use crate::departure;
 use crate::ephemeral;
 use crate::facts::{ContainerFacts, PodFacts, PodFailure, PostStart, Sandbox, State, after};
 use crate::hook::has_post_start;
+use crate::resize::{self, Change};
 
-pub use self::restart::will_restart;
+use self::restart::restart_all_plan;
+
+pub use self::restart::{
+    ALL_RESTARTED, can_restart_all, is_restarting_all, restart_all, will_restart,
+};
 pub use self::stopping::{AFTER_SIGNAL, grace_period, hurry};
 
 /// How long a container shows what failed, such as ErrImagePull, before it shows that it waits.
@@ -52,7 +57,13 @@ pub enum PodStep {
         container: String,
         /// How long it may take.
         grace: Duration,
+        /// What is said about it.
+        message: String,
     },
+    /// Hold containers that run to other limits.
+    Resize,
+    /// All have ended, as a rule of one of them wants it: they begin anew.
+    RestartAll,
     /// Ask the container of this name to end, hook or no hook.
     Signal(String),
     /// Force the container of this name to end.
@@ -108,6 +119,9 @@ pub fn plan(pod: &Pod, presence: Presence, facts: &PodFacts, now: Timestamp) -> 
     if finished(pod, facts) {
         return take_down(spec, facts, grace, now);
     }
+    if is_restarting_all(pod, facts) {
+        return restart_all_plan(spec, facts, now);
+    }
     let deadline = deadline(spec, facts);
     if deadline.is_some_and(|deadline| deadline <= now) {
         return PodPlan { steps: vec![PodStep::Fail(deadline_exceeded())], wake_at: None };
@@ -119,6 +133,11 @@ pub fn plan(pod: &Pod, presence: Presence, facts: &PodFacts, now: Timestamp) -> 
         }
         _ => PodPlan { steps: vec![PodStep::CreateSandbox], wake_at: None },
     };
+    match resize::is_due(spec, facts, now) {
+        Ok(true) => plan.steps.push(PodStep::Resize),
+        Ok(false) => {}
+        Err(retry_at) => plan.wake(retry_at),
+    }
     advance(spec, facts, Extent::Containers, now, &mut plan);
     deadline.into_iter().for_each(|deadline| plan.wake(deadline));
     plan
@@ -228,9 +247,12 @@ fn start(
     let known = facts.containers.get(&container.name).unwrap_or(&unknown);
     match (&known.state, known.retry_at) {
         (State::Running { stopping, .. }, _) => {
-            if stopping.is_none() && has_changed(container, known) {
+            if let Some(message) = replaced_because(container, known)
+                && stopping.is_none()
+            {
                 let grace = grace_period(pod, Presence::Present);
-                plan.steps.push(PodStep::Replace { container: container.name.clone(), grace });
+                let container = container.name.clone();
+                plan.steps.push(PodStep::Replace { container, grace, message });
             }
             return known.post_start != PostStart::Running;
         }
@@ -260,10 +282,15 @@ fn start(
     true
 }
 
-/// Whether another image is wanted than the one that runs: nothing else of a container can change.
-fn has_changed(container: &Container, known: &ContainerFacts) -> bool {
-    let wanted = container.image.as_deref().unwrap_or_default();
-    !known.image_name.is_empty() && known.image_name != wanted
+/// Whether a container begins anew, and what is said then: another image is wanted than the one that runs, or
+/// it wants to begin anew when it gets more of the machine. Nothing else of a container can change.
+fn replaced_because(container: &Container, known: &ContainerFacts) -> Option<String> {
+    let (wanted, name) = (container.image.as_deref().unwrap_or_default(), &container.name);
+    if !known.image_name.is_empty() && known.image_name != wanted {
+        return Some(format!("Container {name} definition changed, will be restarted"));
+    }
+    let restarts = resize::change(container, known) == Change::Restart;
+    restarts.then(|| format!("Container {name} resize requires restart"))
 }
 
 /// How long a container that could not be started says so, before it says that it waits.
@@ -331,6 +358,8 @@ pub(crate) mod tests {
             PodStep::Start(name) => format!("start:{name}"),
             PodStep::Stop { container, grace } => format!("stop:{container}/{}", grace.as_secs()),
             PodStep::Replace { container, .. } => format!("replace:{container}"),
+            PodStep::Resize => "resize".into(),
+            PodStep::RestartAll => "restart-all".into(),
             PodStep::Signal(name) => format!("signal:{name}"),
             PodStep::Kill(name) => format!("kill:{name}"),
             PodStep::Fail(failure) => format!("fail:{}", failure.reason),

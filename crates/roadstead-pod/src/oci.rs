@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use crate::capabilities::Capabilities;
 use crate::container_config::ContainerConfig;
 use crate::image::LayeredImage;
+use crate::mandatory::ProcessLabels;
 use crate::security::{Confinement, Escalation, KernelPaths, MASKED_PATHS, READ_ONLY_PATHS};
 use crate::volumes::{Access, Propagation, Trust};
 
@@ -33,6 +34,8 @@ pub struct OciContext<'a> {
     pub seccomp: Option<Value>,
     /// The most that we could give.
     pub available: Capabilities,
+    /// What AppArmor and SELinux hold it to.
+    pub labels: &'a ProcessLabels,
 }
 
 /// Whose namespace of a kind a container is in.
@@ -116,6 +119,13 @@ pub fn oci_config(
             "seccomp": context.seccomp,
         },
     });
+    if let Some(profile) = &context.labels.app_armor {
+        made["process"]["apparmorProfile"] = json!(profile);
+    }
+    if let (Some(label), Some(own)) = (&context.labels.se_linux, &confinement.se_linux) {
+        made["process"]["selinuxLabel"] = json!(label);
+        made["linux"]["mountLabel"] = json!(own.of_files());
+    }
     if let Some(propagation) = root_propagation(&context.binds) {
         made["linux"]["rootfsPropagation"] = json!(propagation);
     }

@@ -92,7 +92,7 @@ pub struct Setting {
 }
 
 /// Returns what one container asks for.
-fn of_container(container: &Container) -> Limits {
+pub(crate) fn of_container(container: &Container) -> Limits {
     of_resources(container.resources.as_ref())
 }
 
@@ -146,7 +146,7 @@ pub(crate) fn of_pod(spec: &PodSpec) -> Limits {
 
 /// Returns what one container of a pod may use, on a machine with that much memory, whose pods have that many
 /// processes.
-pub(crate) fn resources(
+pub fn resources(
     spec: &PodSpec,
     container: &Container,
     machine_bytes: u64,

@@ -14,6 +14,7 @@ use crate::builtin_image::{self, BuiltInImage};
 use crate::capabilities::{Capabilities, adjusted};
 use crate::ephemeral;
 use crate::image::{ImageContent, ImageUsers};
+use crate::mandatory::{self, AppArmor, SeLinuxLabel};
 use crate::probe::Kind;
 use crate::seccomp_profile::profile_path;
 use crate::sysctls::{NO_UNSAFE_SYSCTLS, UnsafeSysctls, sysctls};
@@ -43,6 +44,10 @@ pub struct Confinement {
     pub sysctls: Vec<(String, String)>,
     /// What the runtime has to look up in the image, because only it can.
     pub unresolved: Option<Unresolved>,
+    /// Which profile of AppArmor holds it.
+    pub app_armor: AppArmor,
+    /// Its label, for SELinux.
+    pub se_linux: Option<SeLinuxLabel>,
 }
 
 /// What an image says of its user, which only the runtime understands.
@@ -204,6 +209,11 @@ pub(crate) fn confine(
         },
         sysctls: sysctls(spec, allowed_sysctls)?,
         unresolved: unresolved(image, asked, asked_group),
+        app_armor: match privileged {
+            true => AppArmor::Unconfined,
+            false => mandatory::app_armor(of_pod, own, policy)?,
+        },
+        se_linux: mandatory::se_linux(of_pod, own, policy)?,
     })
 }
 
@@ -216,12 +226,9 @@ fn refuse_what_is_missing(
     of_pod: &PodSecurityContext,
     own: &SecurityContext,
 ) -> Result<(), String> {
-    let profile = own.app_armor_profile.as_ref().or(of_pod.app_armor_profile.as_ref());
     let missing = [
         ("hostUsers: false", spec.host_users == Some(false)),
-        ("seLinuxOptions", own.se_linux_options.is_some() || of_pod.se_linux_options.is_some()),
         ("windowsOptions", own.windows_options.is_some() || of_pod.windows_options.is_some()),
-        ("a Localhost AppArmor profile", profile.is_some_and(|p| p.type_ == "Localhost")),
     ];
     match missing.into_iter().find(|(_, asked)| *asked) {
         Some((what, _)) => Err(format!("{what} is not supported by this node")),

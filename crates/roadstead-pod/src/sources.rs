@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{ConfigMap, Container, EnvVarSource, Pod, Secret, Volume};
 
+use crate::env_file::VolumeFiles;
 use crate::image::ImageFacts;
 use crate::volumes::claimed::ClaimedVolume;
 
@@ -25,6 +26,8 @@ pub struct Sources {
     pub secrets: BTreeMap<String, Secret>,
     /// What the pod's claims stand for, by the name of the claim.
     pub claims: BTreeMap<String, ClaimedVolume>,
+    /// The files of its volumes that its variables are from.
+    pub files: VolumeFiles,
     /// The images that are volumes, by the name of the volume.
     pub images: BTreeMap<String, ImageFacts>,
 }

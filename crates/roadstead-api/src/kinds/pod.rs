@@ -1,5 +1,7 @@
 //! Pod: processes that share an address.
 
+mod resize;
+
 use jiff::Timestamp;
 use roadstead_schema::age::age_of;
 use roadstead_schema::invalid::Causes;
@@ -10,6 +12,9 @@ use crate::kind::{Info, Kind};
 use crate::kinds::pod_spec;
 use crate::quantity;
 use crate::table::{AGE, Cell, Column, ColumnCell, NAME};
+
+/// The subresource by which containers get more, or less, of the machine.
+pub const RESIZE: &str = "resize";
 
 pub(super) struct Pod;
 
@@ -83,8 +88,18 @@ impl Kind for Pod {
         }
     }
 
-    fn validate_subresource(&self, object: &Value, old: &Value, causes: &mut Causes) {
-        validate_ephemeral_containers(old, object, causes);
+    fn merge_subresource(&self, _: &str, given: &Value, new: &mut Value) {
+        resize::merge(given, new);
+    }
+
+    fn validate_subresource(&self, name: &str, object: &Value, old: &Value, causes: &mut Causes) {
+        match name {
+            RESIZE => {
+                pod_spec::validate(&object["spec"], "spec", causes);
+                resize::validate(old, object, causes);
+            }
+            _ => validate_ephemeral_containers(old, object, causes),
+        }
     }
 
     fn table(&self) -> &'static [ColumnCell] {

@@ -1,5 +1,9 @@
 //! The part that pods and the templates of pods share.
 
+mod amounts;
+mod env_files;
+mod restarts;
+
 use std::collections::BTreeSet;
 
 use roadstead_schema::invalid::Causes;
@@ -107,6 +111,9 @@ fn default_source(source: &mut Value) {
     if let Some(field) = source.get_mut("resourceFieldRef").filter(|field| field.is_object()) {
         default_blank(field, "divisor", "0");
     }
+    if let Some(file) = source.get_mut("fileKeyRef").filter(|file| file.is_object()) {
+        default_to(file, "optional", false);
+    }
 }
 
 /// What files have whose author does not say who may read them.
@@ -170,14 +177,33 @@ pub(super) fn validate(spec: &Value, field: &str, causes: &mut Causes) {
     let mut seen = BTreeSet::new();
     for list in ["initContainers", "containers"] {
         for (index, container) in spec.list(&format!("/{list}")).iter().enumerate() {
-            validate_container(container, &format!("{field}.{list}[{index}]"), &mut seen, causes);
+            let field = format!("{field}.{list}[{index}]");
+            validate_container(container, &field, &mut seen, causes);
+            amounts::validate(container, &field, causes);
+            restarts::validate(container, &field, policy, causes);
         }
     }
+    env_files::validate(spec, field, causes);
+    validate_own_users(spec, field, causes);
     let lasting = seen.clone();
     for (index, container) in spec.list("/ephemeralContainers").iter().enumerate() {
         let field = format!("{field}.ephemeralContainers[{index}]");
         validate_container(container, &field, &mut seen, causes);
         validate_ephemeral(container, &field, &lasting, causes);
+    }
+}
+
+/// Who has users of its own has not the node's processes and messages.
+fn validate_own_users(spec: &Value, field: &str, causes: &mut Causes) {
+    if spec["hostUsers"] != false {
+        return;
+    }
+    for (name, shown) in
+        [("hostNetwork", "hostNetwork"), ("hostPID", "HostPID"), ("hostIPC", "HostIPC")]
+    {
+        if spec[name] == true {
+            causes.forbidden(format!("{field}.{shown}"), "when `hostUsers` is false");
+        }
     }
 }
 

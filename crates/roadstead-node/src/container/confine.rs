@@ -1,8 +1,10 @@
 //! Gives up what a container must not have, for good: the calling process and all that it starts
 //! can never get it back.
 
-use std::io;
+use std::fs::OpenOptions;
+use std::io::{self, Write};
 
+use rustix::fs::{PROC_SUPER_MAGIC, fstatfs};
 use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Gid, Signal, Uid, set_dumpable_behavior};
 use rustix::process::{getgid, getuid, set_parent_process_death_signal};
@@ -15,6 +17,7 @@ use rustix::thread::{
 use super::process::install_filter;
 use super::{Failure, Trying};
 use crate::seccomp;
+use roadstead_pod::mandatory::ProcessLabels;
 use roadstead_pod::seccomp_profile::SeccompProfile;
 use roadstead_pod::security::{Confinement, Escalation, Seccomp};
 
@@ -22,8 +25,9 @@ use roadstead_pod::security::{Confinement, Escalation, Seccomp};
 pub(super) fn enter(
     confinement: &Confinement,
     calls: Option<&SeccompProfile>,
+    labels: &ProcessLabels,
 ) -> Result<(), Failure> {
-    enter_beside(confinement, calls)?;
+    enter_beside(confinement, calls, labels)?;
     // A change of user makes the kernel forget it.
     set_parent_process_death_signal(Some(Signal::KILL)).trying(|| "follow the monitor".into())
 }
@@ -32,7 +36,9 @@ pub(super) fn enter(
 pub(super) fn enter_beside(
     confinement: &Confinement,
     calls: Option<&SeccompProfile>,
+    labels: &ProcessLabels,
 ) -> Result<(), Failure> {
+    label(labels)?;
     match confinement.escalation {
         Escalation::Forbidden => {
             set_no_new_privs(true).trying(|| "forbid new privileges".into())?;
@@ -56,6 +62,28 @@ pub(super) fn enter_beside(
     // What runs beside us in the container can neither trace us nor open our files in /proc, which
     // lead out of the container: our executable above all. A change of user makes the kernel forget it.
     set_dumpable_behavior(DumpableBehavior::NotDumpable).trying(|| "hide our memory".into())
+}
+
+/// What is executed next is under these. In a container, /proc may be something else: then it does not start.
+fn label(labels: &ProcessLabels) -> Result<(), Failure> {
+    let profile = labels.app_armor.as_ref().map(|name| format!("exec {name}"));
+    for (text, places) in [
+        (profile, ["/proc/self/attr/apparmor/exec", "/proc/self/attr/exec"]),
+        (labels.se_linux.clone(), ["/proc/self/attr/exec", "/proc/self/attr/exec"]),
+    ] {
+        let Some(text) = text else { continue };
+        let action = || format!("be held to {text:?}");
+        let opened =
+            places.iter().find_map(|place| OpenOptions::new().write(true).open(place).ok());
+        let file = opened.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound));
+        let mut file = file.trying(action)?;
+        if fstatfs(&file).trying(action)?.f_type != PROC_SUPER_MAGIC {
+            let source = io::Error::other("/proc is none");
+            return Err(Failure { action: action(), source });
+        }
+        file.write_all(text.as_bytes()).trying(action)?;
+    }
+    Ok(())
 }
 
 fn filter_calls(confinement: &Confinement, calls: Option<&SeccompProfile>) -> Result<(), Failure> {
@@ -130,7 +158,7 @@ mod tests {
             assert_eq!(succeed(), [true; 4], "as root of a laboratory");
             // All of it belongs to one thread and what it starts.
             let confined = thread::spawn(move || {
-                enter(&Confinement::default(), None).unwrap();
+                enter(&Confinement::default(), None, &ProcessLabels::default()).unwrap();
                 assert!(try_run("chroot / true").status.success(), "what is usual goes on");
                 succeed()
             });

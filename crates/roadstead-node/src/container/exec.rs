@@ -19,6 +19,7 @@ use std::path::PathBuf;
 use std::process;
 
 use roadstead_pod::exec::{ProgramError, program_paths};
+use roadstead_pod::mandatory::ProcessLabels;
 use roadstead_pod::seccomp_profile::SeccompProfile;
 use roadstead_pod::security::Confinement;
 use rustix::fs::fchown;
@@ -51,6 +52,9 @@ pub(crate) struct Entry {
     /// The list of system calls that the confinement names.
     #[serde(default)]
     pub(crate) calls: Option<SeccompProfile>,
+    /// What AppArmor and SELinux hold the container to.
+    #[serde(default)]
+    pub(crate) labels: ProcessLabels,
     /// The files by which to join the container's groups.
     pub(crate) groups: Vec<PathBuf>,
     pub(crate) open_files: Option<u64>,
@@ -188,7 +192,7 @@ fn prepare(
     drop((streams, terminal));
     keep_files_to_ourselves().trying(|| "keep our files to ourselves".into())?;
     enter_directory(&entry.working_directory)?;
-    confine::enter_beside(&entry.confinement, entry.calls.as_ref())?;
+    confine::enter_beside(&entry.confinement, entry.calls.as_ref(), &entry.labels)?;
     open_signals().trying(|| "open signals".into())
 }
 

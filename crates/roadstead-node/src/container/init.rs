@@ -68,7 +68,7 @@ fn start(recipe: &Recipe, streams: InnerStreams, monitor: &UnixStream) -> Result
             .trying(|| format!("hand the streams to user {}", recipe.confinement.user))?;
     }
     keep_files_to_ourselves().trying(|| "keep our files to ourselves".into())?;
-    confine::enter(&recipe.confinement, recipe.calls.as_ref())?;
+    confine::enter(&recipe.confinement, recipe.calls.as_ref(), &recipe.labels)?;
     let (program, arguments) = recipe.command.split_first().expect("made by command_line");
     let mut command = Command::new(program);
     with_open_signals(&mut command)

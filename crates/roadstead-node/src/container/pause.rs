@@ -12,6 +12,7 @@ use std::path::Path;
 use std::process;
 
 use roadstead_pod::capabilities::Capabilities;
+use roadstead_pod::mandatory::ProcessLabels;
 use roadstead_pod::security::Confinement;
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
@@ -78,7 +79,8 @@ fn become_pause(agent: &UnixStream) -> Result<(), Failure> {
     block_signals().trying(|| "block signals".into())?;
     enter_empty_root()?;
     let nothing = Capabilities::from_bits(0);
-    confine::enter_beside(&Confinement { capabilities: nothing, ..Confinement::default() }, None)?;
+    let nobody = Confinement { capabilities: nothing, ..Confinement::default() };
+    confine::enter_beside(&nobody, None, &ProcessLabels::default())?;
     send(agent, &Report::Ready, &[]).trying(|| "say that we are ready".into())
 }
 

@@ -11,11 +11,13 @@ use std::time::Duration;
 use futures::future::{BoxFuture, try_join_all};
 use roadstead_pod::addresses::Addresses;
 use roadstead_pod::container_config::ContainerConfig;
+use roadstead_pod::env_file::VolumeFile;
 use roadstead_pod::eviction::Consumption;
 use roadstead_pod::facts::{Exit, StartedContainer};
 use roadstead_pod::host_ports::HostPort;
 use roadstead_pod::pod_name::{NetworkMode, PodName};
 use roadstead_pod::recovery::{RecoveredContainer, RecoveredPod, RecoveredState};
+use roadstead_pod::resources::Resources;
 use roadstead_pod::sandbox::{Processes, SandboxOrder};
 use roadstead_pod::usage::Usage;
 use roadstead_pod::volumes::PodVolume;
@@ -39,7 +41,7 @@ use super::running::{
     Container, end_launching, end_remains, is_launching, launch, read_exit, remove_unrecorded,
 };
 use super::{ContainerLog, ContainerRuntime, MachineNote, PodUsage, StartError, Stop};
-use super::{service_unit, shared_memory, volume};
+use super::{service_unit, shared_memory, volume, volume_file};
 use crate::cgroup::Groups;
 use crate::config::{Config, NodeError, in_full};
 use crate::container::oci;
@@ -301,11 +303,34 @@ impl ContainerRuntime for BuiltinRuntime {
         })
     }
 
+    fn read_volume<'a>(
+        &'a self,
+        pod: &'a PodName,
+        file: VolumeFile,
+    ) -> BoxFuture<'a, Result<Option<String>, String>> {
+        Box::pin(volume_file::read(self.disk.volumes(&pod.uid), file))
+    }
+
     fn start(
         &self,
         config: ContainerConfig,
     ) -> BoxFuture<'_, Result<StartedContainer, StartError>> {
         Box::pin(self.start_container(config))
+    }
+
+    fn resize<'a>(
+        &'a self,
+        pod: &'a PodName,
+        container: &'a str,
+        resources: Resources,
+    ) -> BoxFuture<'a, Result<(), String>> {
+        let found = self.container(pod, container);
+        let (groups, uid) = (self.groups.clone(), pod.uid.clone());
+        Box::pin(async move {
+            let id = found.ok_or("it does not run")?.running.id.clone();
+            let held = task::spawn_blocking(move || groups.hold(&uid, &id, &resources)).await;
+            held.expect("it does not panic").map_err(|error| error.to_string())
+        })
     }
 
     fn wait(&self, pod: &PodName, container: &str) -> BoxFuture<'static, Exit> {

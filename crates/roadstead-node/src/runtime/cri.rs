@@ -28,11 +28,12 @@ use prost::Message;
 use roadstead_grpc::status::Status;
 use roadstead_pod::addresses::Addresses;
 use roadstead_pod::container_config::ContainerConfig;
+use roadstead_pod::env_file::VolumeFile;
 use roadstead_pod::eviction::Consumption;
 use roadstead_pod::facts::{Exit, StartedContainer};
 use roadstead_pod::pod_name::{NetworkMode, PodName};
 use roadstead_pod::recovery::RecoveredPod;
-use roadstead_pod::resources::Limits;
+use roadstead_pod::resources::{Limits, Resources};
 use roadstead_pod::sandbox::SandboxOrder;
 use roadstead_pod::usage::Usage;
 use roadstead_pod::volumes::PodVolume;
@@ -54,7 +55,7 @@ use super::exec::{ExecError, ExecOrder, ExecSession};
 use super::record::{Disk, NetworkRecord, PodRecord};
 use super::{
     ContainerLog, ContainerRuntime, MachineNote, PodUsage, StartError, Stop, disk_usage, payload,
-    volume,
+    volume, volume_file,
 };
 use crate::cgroup::Groups;
 use crate::config::{Config, NodeError, in_full};
@@ -375,11 +376,28 @@ impl ContainerRuntime for CriRuntime {
         })
     }
 
+    fn read_volume<'a>(
+        &'a self,
+        pod: &'a PodName,
+        file: VolumeFile,
+    ) -> BoxFuture<'a, Result<Option<String>, String>> {
+        Box::pin(volume_file::read(self.disk.volumes(&pod.uid), file))
+    }
+
     fn start(
         &self,
         config: ContainerConfig,
     ) -> BoxFuture<'_, Result<StartedContainer, StartError>> {
         Box::pin(self.start_container(config))
+    }
+
+    fn resize<'a>(
+        &'a self,
+        pod: &'a PodName,
+        container: &'a str,
+        resources: Resources,
+    ) -> BoxFuture<'a, Result<(), String>> {
+        Box::pin(self.resize_container(pod, container, resources))
     }
 
     fn wait(&self, pod: &PodName, container: &str) -> BoxFuture<'static, Exit> {

@@ -14,11 +14,13 @@ use jiff::Timestamp;
 use roadstead_pod::addresses::Addresses;
 use roadstead_pod::builtin_image::BuiltInImage;
 use roadstead_pod::container_config::ContainerConfig;
+use roadstead_pod::env_file::VolumeFile;
 use roadstead_pod::eviction::Consumption;
 use roadstead_pod::facts::{Exit, StartedContainer};
 use roadstead_pod::image::{ImageContent, ImageFacts};
 use roadstead_pod::pod_name::PodName;
 use roadstead_pod::recovery::RecoveredPod;
+use roadstead_pod::resources::Resources;
 use roadstead_pod::sandbox::SandboxOrder;
 use roadstead_pod::security::PARTS_NAMESPACE;
 use roadstead_pod::volumes::PodVolume;
@@ -248,6 +250,14 @@ impl ContainerRuntime for PartsRuntime {
         self.other.prepare_volume(pod, volume, files)
     }
 
+    fn read_volume<'a>(
+        &'a self,
+        pod: &'a PodName,
+        file: VolumeFile,
+    ) -> BoxFuture<'a, Result<Option<String>, String>> {
+        self.other.read_volume(pod, file)
+    }
+
     fn start(
         &self,
         config: ContainerConfig,
@@ -255,6 +265,19 @@ impl ContainerRuntime for PartsRuntime {
         match self.part(&config.image) {
             Some(part) => Box::pin(self.start_part(part, config)),
             None => self.other.start(config),
+        }
+    }
+
+    fn resize<'a>(
+        &'a self,
+        pod: &'a PodName,
+        container: &'a str,
+        resources: Resources,
+    ) -> BoxFuture<'a, Result<(), String>> {
+        match self.run(pod, container) {
+            // It is no process of its own.
+            Some(_) => Box::pin(async { Ok(()) }),
+            None => self.other.resize(pod, container, resources),
         }
     }
 

@@ -3,15 +3,15 @@
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Container;
 use roadstead_api::resolv::ClusterDns;
-use roadstead_pod::backoff;
 use roadstead_pod::container_config::{
     ContainerConfig, ContainerContext, NodeFacts, plan_container_config,
 };
 use roadstead_pod::facts::{Exit, PostStart, StartedContainer, State};
 use roadstead_pod::hook::HookKind;
-use roadstead_pod::lifecycle::will_restart;
+use roadstead_pod::lifecycle::{ALL_RESTARTED, is_restarting_all, will_restart};
 use roadstead_pod::security::Policy;
 use roadstead_pod::sources::of_environment;
+use roadstead_pod::{backoff, env_file};
 use tracing::{debug, info};
 
 use super::{Context, Worker, later};
@@ -79,6 +79,11 @@ impl Worker {
         let mut sources = pod_api::sources(&self.context.client, namespace, named).await?;
         sources.claims = self.volumes.claims.clone();
         sources.images = self.volumes.images.clone();
+        let spec = self.pod.spec.iter();
+        for file in spec.flat_map(|spec| env_file::named(spec, container)) {
+            let content = self.context.runtime.containers.read_volume(&self.name, file.clone());
+            sources.files.insert(file, content.await);
+        }
         let known = self.facts.containers.get(&container.name);
         let image = known.and_then(|known| known.image.as_ref());
         let image = image.ok_or("its image is not here any more")?;
@@ -111,6 +116,7 @@ impl Worker {
             facts.last = Some(exit);
         }
         facts.restarts = restarts;
+        facts.resources = Some(container.resources.clone().unwrap_or_default());
         facts.image_name = container.image.clone().unwrap_or_default();
         facts.post_start = PostStart::Running;
         facts.started = false;
@@ -145,7 +151,8 @@ impl Worker {
         self.exits.push(Box::pin(async move { (name, wait.await) }));
     }
 
-    pub(super) fn ended(&mut self, name: &str, exit: Exit) {
+    pub(super) fn ended(&mut self, name: &str, mut exit: Exit) {
+        let is_swept = is_restarting_all(&self.pod, &self.facts);
         self.probes.end(|container, _| container == name);
         self.hooks.end(name);
         let Some(container) = self.find(name) else { return };
@@ -169,7 +176,15 @@ impl Worker {
             facts.state = State::default();
             return;
         }
+        if is_swept {
+            // It has not failed either, but another one has.
+            exit.reason = ALL_RESTARTED.into();
+            (facts.delay, facts.retry_at) = (None, None);
+        }
         facts.state = State::Exited(exit);
+        if is_swept {
+            return;
+        }
         if again && !delay.is_zero() {
             let message = format!(
                 "Back-off restarting failed container {name} in pod {}_{}({})",

@@ -31,12 +31,11 @@ impl Worker {
     }
 
     /// Begins to end a container that is to be started again as its spec is now.
-    pub(super) fn replace(&mut self, name: &str, grace: Duration) {
+    pub(super) fn replace(&mut self, name: &str, grace: Duration, message: &str) {
         if let Some(known) = self.facts.containers.get_mut(name) {
             known.is_replaced = true;
         }
-        let message = format!("Container {name} definition changed, will be restarted");
-        self.stop(name, grace, &message);
+        self.stop(name, grace, message);
     }
 
     /// Its preStop hook is over.

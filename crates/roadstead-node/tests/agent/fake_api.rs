@@ -46,13 +46,17 @@ impl FakeApi {
     }
 
     /// Creates or replaces an object.
-    pub(crate) fn put(&self, path: &str, mut object: Value) {
-        let mut state = self.state.lock().unwrap();
+    pub(crate) fn put(&self, path: &str, object: Value) {
+        self.store(&mut self.state.lock().unwrap(), path, object);
+    }
+
+    fn store(&self, state: &mut State, path: &str, mut object: Value) -> Value {
         state.revision += 1;
         object["metadata"]["resourceVersion"] = json!(state.revision.to_string());
         let known = state.objects.insert(path.into(), object.clone());
         let kind = if known.is_some() { "MODIFIED" } else { "ADDED" };
         let _ = self.changes.send((path.into(), json!({"type": kind, "object": object})));
+        object
     }
 
     pub(crate) fn get(&self, path: &str) -> Option<Value> {
@@ -61,10 +65,11 @@ impl FakeApi {
 
     /// Merges into an object, as a user would.
     pub(crate) fn patch(&self, path: &str, patch: &Value) -> Option<Value> {
-        let mut object = self.get(path)?;
+        // Nobody writes in between: what the agent says of a pod is not lost.
+        let mut state = self.state.lock().unwrap();
+        let mut object = state.objects.get(path).cloned()?;
         merge(&mut object, patch);
-        self.put(path, object);
-        self.get(path)
+        Some(self.store(&mut state, path, object))
     }
 
     pub(crate) fn delete(&self, path: &str) -> Option<Value> {

@@ -12,10 +12,12 @@ use roadstead_node::runtime::exec::{
 use roadstead_node::runtime::{ContainerRuntime, ImageError, Images, StartError, Stop};
 use roadstead_pod::addresses::Addresses;
 use roadstead_pod::container_config::ContainerConfig;
+use roadstead_pod::env_file::VolumeFile;
 use roadstead_pod::facts::{Exit, StartedContainer};
 use roadstead_pod::image::{ImageContent, ImageFacts};
 use roadstead_pod::pod_name::PodName;
 use roadstead_pod::recovery::RecoveredPod;
+use roadstead_pod::resources::Resources;
 use roadstead_pod::sandbox::SandboxOrder;
 use roadstead_pod::volumes::PodVolume;
 use roadstead_pod::volumes::payload::Payload;
@@ -63,6 +65,11 @@ impl FakeRuntime {
     /// What is in a file of a volume, by `volume/path`.
     pub(crate) fn file(&self, path: &str) -> Option<String> {
         self.state.lock().unwrap().files.get(path).cloned()
+    }
+
+    /// Puts a file into a volume, by `volume/path`, as a container would.
+    pub(crate) fn write(&self, path: &str, text: &str) {
+        self.state.lock().unwrap().files.insert(path.into(), text.into());
     }
 
     /// Lets a container end with this code.
@@ -122,6 +129,26 @@ impl ContainerRuntime for FakeRuntime {
         let entry = (started.clone(), watch::channel(None).0);
         self.state.lock().unwrap().running.insert(key, entry);
         Box::pin(async { Ok(started) })
+    }
+
+    fn read_volume<'a>(
+        &'a self,
+        _: &'a PodName,
+        file: VolumeFile,
+    ) -> BoxFuture<'a, Result<Option<String>, String>> {
+        let found = self.file(&format!("{}/{}", file.volume, file.path));
+        Box::pin(async { Ok(found) })
+    }
+
+    fn resize<'a>(
+        &'a self,
+        pod: &'a PodName,
+        container: &'a str,
+        resources: Resources,
+    ) -> BoxFuture<'a, Result<(), String>> {
+        let cpu = resources.of_container.cpu_request;
+        self.call(format!("resize {}/{container} {cpu}", pod.name));
+        Box::pin(async { Ok(()) })
     }
 
     fn wait(&self, pod: &PodName, container: &str) -> BoxFuture<'static, Exit> {

@@ -10,6 +10,8 @@ mod parts;
 mod policies;
 mod probes;
 mod rejection;
+mod resize;
+mod restarts;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -57,11 +59,17 @@ fn config() -> Config {
         pod_pids: PROCESSES,
         secure_port: None,
         manifests: None,
-        housekeeping: Housekeeping::default(),
+        housekeeping: undisturbed(),
         policies: PolicyWait::default(),
         parts: Vec::new(),
         component: Component::default(),
     }
+}
+
+/// A node that evicts nobody, however full the disk of the machine is that the tests run on.
+fn undisturbed() -> Housekeeping {
+    let eviction_hard = "".parse().unwrap();
+    Housekeeping { eviction_hard, ..Housekeeping::default() }
 }
 
 /// A pod named web with one container.

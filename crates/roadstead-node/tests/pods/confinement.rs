@@ -153,6 +153,7 @@ fn limits_hold_here() {
         small.resources.of_container.processes = Some(7);
         small.resources.of_pod.processes = Some(70);
         small.resources.oom_score_adj = 1000;
+        let mut resources = small.resources;
         runtime.start(small).await.unwrap();
         let init = pid("one", "init");
         assert_eq!(run(&format!("cat /proc/{init}/oom_score_adj")), "1000");
@@ -178,6 +179,23 @@ fn limits_hold_here() {
         );
         assert_eq!(read("cpu", "cpu.cfs_quota_us cpu.max 2>/dev/null | cut -d' ' -f1"), "25000");
         assert_eq!(read("pids", "pids.max ../pids.max"), "7\n70");
+
+        // What it may use changes while it runs: more, and then less than at first.
+        for (memory, cpu) in [(96_u64 << 20, 500), (32 << 20, 100)] {
+            for limits in [&mut resources.of_container, &mut resources.of_pod] {
+                (limits.memory, limits.cpu) = (Some(memory), Some(cpu));
+            }
+            runtime.resize(&name("one"), "main", resources).await.unwrap();
+            for place in ["", "../"] {
+                let files = format!("{place}memory.limit_in_bytes {place}memory.max");
+                let found = read("memory", &format!("{files} 2>/dev/null || true"));
+                assert_eq!(found, memory.to_string(), "{place}");
+                let files = format!("{place}cpu.cfs_quota_us {place}cpu.max");
+                let found = read("cpu", &format!("{files} 2>/dev/null | cut -d' ' -f1"));
+                assert_eq!(found, (cpu * 100).to_string(), "{place}");
+            }
+        }
+        assert_eq!(pid("one", "init"), init, "it is the same process");
 
         // One that wants more memory than it may have, and one that is told to end.
         let address = start(&runtime, "big", &[]).await;

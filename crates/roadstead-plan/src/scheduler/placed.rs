@@ -14,6 +14,7 @@ use roadstead_api::requests::Requests;
 use roadstead_api::selector::Labels;
 use serde::Deserialize;
 
+use super::held::{RawCondition, RawContainerStatus, held, is_infeasible};
 use super::ports::{NodePortUse, node_ports};
 use super::room::Amount;
 use super::terms::{Term, terms};
@@ -143,6 +144,8 @@ struct RawSpec {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct RawContainer {
+    #[serde(default)]
+    name: String,
     ports: Option<Vec<ContainerPort>>,
     restart_policy: Option<String>,
     resources: Option<ResourceRequirements>,
@@ -154,6 +157,9 @@ struct RawStatus {
     phase: Option<String>,
     nominated_node_name: Option<String>,
     start_time: Option<Time>,
+    conditions: Option<Vec<RawCondition>>,
+    init_container_statuses: Option<Vec<RawContainerStatus>>,
+    container_statuses: Option<Vec<RawContainerStatus>>,
 }
 
 impl From<Raw> for PlacedPod {
@@ -173,19 +179,29 @@ impl From<Raw> for PlacedPod {
             host_network: spec.host_network,
             ..PodSpec::default()
         };
+        let mut statuses = status.container_statuses.unwrap_or_default();
+        statuses.extend(status.init_container_statuses.into_iter().flatten());
+        let conditions = status.conditions.unwrap_or_default();
+        let made = Self::of(essential(metadata), &spec);
+        let amount = match held(&spec, &statuses) {
+            None => made.amount.clone(),
+            Some(held) if is_infeasible(&conditions) => Amount::of_pod(&held),
+            Some(held) => made.amount.clone().or_more(Amount::of_pod(&held)),
+        };
         Self {
+            amount,
             nominated: status.nominated_node_name.unwrap_or_default(),
             is_finished: matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
             started: status.start_time.map(|time| time.0),
-            ..Self::of(essential(metadata), &spec)
+            ..made
         }
     }
 }
 
 impl RawContainer {
     fn container(self) -> Container {
-        let Self { ports, restart_policy, resources } = self;
-        Container { ports, restart_policy, resources, ..Container::default() }
+        let Self { name, ports, restart_policy, resources } = self;
+        Container { name, ports, restart_policy, resources, ..Container::default() }
     }
 }
 
@@ -197,6 +213,15 @@ impl Amount {
             asked: Requests::of_pod(spec),
             estimated: Requests::estimated(spec),
             devices: roadstead_api::requests::devices(spec),
+        }
+    }
+
+    /// Whichever is more, of processors and of memory.
+    fn or_more(self, other: Self) -> Self {
+        Self {
+            asked: self.asked.max(other.asked),
+            estimated: self.estimated.max(other.estimated),
+            ..self
         }
     }
 }

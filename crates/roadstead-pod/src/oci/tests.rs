@@ -68,9 +68,30 @@ fn made_with(
         }],
         seccomp: (config.confinement.seccomp == Seccomp::RuntimeDefault).then(|| json!({"x": 1})),
         available: Capabilities::usual(),
+        labels: &NO_LABELS,
     };
     change(&mut context);
     oci_config(config, &image(), &context).unwrap()
+}
+
+const NO_LABELS: ProcessLabels = ProcessLabels { app_armor: None, se_linux: None };
+
+#[test]
+fn profiles_and_labels() {
+    let mut config = container();
+    let label = json!({"user": "u", "role": "r", "kind": "t", "level": "s0:c1"});
+    config.confinement.se_linux = Some(serde_json::from_value(label).unwrap());
+    let both =
+        ProcessLabels { app_armor: Some("web".into()), se_linux: Some("u:r:t:s0:c1".into()) };
+    let both: &'static ProcessLabels = Box::leak(Box::new(both));
+    let with = made_with(&config, None, |context| context.labels = both);
+    assert_eq!(with["process"]["apparmorProfile"], "web");
+    assert_eq!(with["process"]["selinuxLabel"], "u:r:t:s0:c1");
+    assert_eq!(with["linux"]["mountLabel"], "u:object_r:container_file_t:s0:c1");
+    // What the kernel does not know is not asked of the runtime, which would refuse it.
+    let without = made(&config, None);
+    assert!(without["process"].get("selinuxLabel").is_none());
+    assert!(without["linux"].get("mountLabel").is_none());
 }
 
 #[test]

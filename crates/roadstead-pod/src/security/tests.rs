@@ -131,13 +131,8 @@ fn what_cannot_be_given_is_refused() {
         ),
         (
             json!({}),
-            json!({"appArmorProfile": {"type": "Localhost", "localhostProfile": "x"}}),
-            "a Localhost AppArmor profile is not supported by this node",
-        ),
-        (
-            json!({}),
-            json!({"seLinuxOptions": {"level": "s0"}}),
-            "seLinuxOptions is not supported by this node",
+            json!({"appArmorProfile": {"type": "Localhost", "localhostProfile": " "}}),
+            "invalid AppArmor profile name: \"\"",
         ),
         (json!({}), json!({"capabilities": {"add": ["FLY"]}}), "unknown capability \"FLY\""),
         (json!({}), json!({"runAsUser": 4_294_967_295_u32}), "runAsUser 4294967295 is not an id"),

@@ -6,11 +6,21 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::View;
 use crate::facts::Sandbox;
-use crate::lifecycle::{init_done, initialized, is_sidecar};
+use crate::lifecycle::{can_restart_all, init_done, initialized, is_restarting_all, is_sidecar};
 
 /// The condition types that the agent writes; all others are somebody else's and stay.
 pub(crate) const OWN_CONDITIONS: [&str; 5] =
     ["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"];
+
+/// Those of them that not every pod has.
+const OCCASIONAL: [&str; 3] = [PENDING, IN_PROGRESS, ALL_RESTARTING];
+
+/// The pod wants more, or less, of the machine than it has been allocated.
+const PENDING: &str = "PodResizePending";
+/// Containers do not have yet what they have been allocated.
+const IN_PROGRESS: &str = "PodResizeInProgress";
+/// A container has ended in a way that lets all of them begin anew.
+const ALL_RESTARTING: &str = "AllContainersRestarting";
 
 /// Says that a pod ends for the sake of others.
 const DISRUPTION_TARGET: &str = "DisruptionTarget";
@@ -27,7 +37,7 @@ impl View<'_> {
         let containers_ready = self.containers_ready(phase, containers);
         let claims = [
             self.sandbox_ready(),
-            self.initialized(phase),
+            self.initialized(phase, before),
             self.ready(&containers_ready, before),
             containers_ready,
             Claim::yes(),
@@ -41,12 +51,47 @@ impl View<'_> {
             let claim = Claim { reason: Some("TerminationByKubelet"), message, ..Claim::yes() };
             claim.into_condition(DISRUPTION_TARGET, pod, before, now)
         });
-        let foreign =
-            before.iter().filter(|old| !OWN_CONDITIONS.contains(&old.type_.as_str())).cloned();
+        let is_own = |old: &&PodCondition| {
+            let type_ = old.type_.as_str();
+            OWN_CONDITIONS.contains(&type_) || OCCASIONAL.contains(&type_)
+        };
+        let foreign = before.iter().filter(|old| !is_own(old)).cloned();
         own.map(|(type_, claim)| claim.into_condition(type_, pod, before, now))
+            .chain(self.occasional(before))
             .chain(foreign)
             .chain(disrupted)
             .collect()
+    }
+
+    /// Conditions that only some pods have, and those not always.
+    fn occasional(&self, before: &[PodCondition]) -> Vec<PodCondition> {
+        let Self { pod, spec, facts, now } = *self;
+        let of_generation = |claim: Claim, type_: &str, generation: Option<i64>| PodCondition {
+            observed_generation: generation,
+            ..claim.into_condition(type_, pod, before, now)
+        };
+        let pending = facts.resize.pending.as_ref().map(|pending| {
+            let message = Some(pending.message.clone());
+            let claim = Claim { reason: Some(pending.reason), message, ..Claim::yes() };
+            of_generation(claim, PENDING, pending.generation)
+        });
+        let progress = facts.resize.progress.as_ref().map(|progress| {
+            let reason = progress.error.as_ref().map(|_| "Error");
+            let claim = Claim { reason, message: progress.error.clone(), ..Claim::yes() };
+            of_generation(claim, IN_PROGRESS, progress.generation)
+        });
+        let restarting = can_restart_all(spec).then(|| {
+            let claim = match is_restarting_all(pod, facts) {
+                false => Claim { status: false, ..Claim::yes() },
+                true => Claim {
+                    reason: Some("RestartAllContainersStarted"),
+                    message: Some("container exited with restart policy rule".into()),
+                    ..Claim::yes()
+                },
+            };
+            claim.into_condition(ALL_RESTARTING, pod, before, now)
+        });
+        [restarting, pending, progress].into_iter().flatten().collect()
     }
 
     fn sandbox_ready(&self) -> Claim {
@@ -59,14 +104,17 @@ impl View<'_> {
         Claim::no("PodSandboxNotReady", Some(why.to_owned()))
     }
 
-    fn initialized(&self, phase: &str) -> Claim {
+    fn initialized(&self, phase: &str, before: &[PodCondition]) -> Claim {
         let Self { spec, facts, .. } = *self;
         if phase == "Succeeded" {
             return Claim { reason: Some("PodCompleted"), ..Claim::yes() };
         }
         let unfinished = spec.init_containers.iter().flatten();
         let unfinished = unfinished.filter(|init| !init_done(init, facts));
+        // Once it was, it stays so when all its containers begin anew.
+        let was = before.iter().any(|old| old.type_ == "Initialized" && old.status == "True");
         match names(unfinished.map(|init| init.name.as_str())) {
+            Some(_) if was && can_restart_all(spec) => Claim::yes(),
             Some(names) if !initialized(spec, facts) => Claim::no(
                 "ContainersNotInitialized",
                 format!("containers with incomplete status: {names}"),

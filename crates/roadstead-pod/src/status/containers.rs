@@ -32,8 +32,8 @@ impl View<'_> {
         let mut init = self.spec.init_containers.iter().flatten();
         let runs_once = init.any(|init| init.name == container.name && !is_sidecar(init));
         let is_done = matches!(&known.state, State::Exited(exit) if exit.code == 0);
-        // Nobody can change them for a container that runs, so what is asked for is what it has.
-        let resources = container.resources.clone().unwrap_or_default();
+        let allocated = container.resources.clone().unwrap_or_default();
+        let applied = known.resources.clone().filter(|_| is_running);
         ContainerStatus {
             name: container.name.clone(),
             image_id: known.image_id.clone(),
@@ -45,8 +45,8 @@ impl View<'_> {
             stop_signal: container.lifecycle.as_ref().and_then(|hooks| hooks.stop_signal.clone()),
             state: Some(state),
             last_state: last.map(|exit| self.terminated(&exit)),
-            allocated_resources: resources.requests.clone(),
-            resources: Some(resources),
+            resources: Some(applied.unwrap_or_else(|| allocated.clone())),
+            allocated_resources: allocated.requests,
             ..ContainerStatus::default()
         }
     }

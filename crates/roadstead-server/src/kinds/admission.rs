@@ -31,7 +31,7 @@ pub(crate) struct PluginRow {
 }
 
 /// All plugins, in the order in which they are asked: what completes an object comes before what judges it.
-pub(crate) static PLUGINS: [PluginRow; 8] = [
+pub(crate) static PLUGINS: [PluginRow; 9] = [
     PluginRow {
         name: "NodeRestriction",
         plugin: Plugin::NodeRestriction,
@@ -75,6 +75,12 @@ pub(crate) static PLUGINS: [PluginRow; 8] = [
         rules: &ingress::DefaultIngressClass,
     },
     PluginRow {
+        name: "PodResizeValidator",
+        plugin: Plugin::PodResizeValidator,
+        kinds: &["pods"],
+        rules: &pod::resize::PodResizeValidator,
+    },
+    PluginRow {
         name: "ResourceQuota",
         plugin: Plugin::ResourceQuota,
         kinds: &[],
@@ -87,6 +93,8 @@ pub(crate) static PLUGINS: [PluginRow; 8] = [
 pub(crate) enum Occasion {
     Create,
     Update,
+    /// It gets more, or less, of what is counted.
+    Resize,
     Delete,
 }
 

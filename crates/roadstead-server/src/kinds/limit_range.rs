@@ -1,7 +1,9 @@
 //! LimitRanges: what pods and claims of their namespace get, and what they may not ask for.
 
+use roadstead_api::kinds::pod;
 use roadstead_plan::limit_range::{check_claim, check_pod, complete, together};
 use roadstead_schema::json::Pointer;
+use roadstead_store::transaction::Transaction;
 use serde_json::Value;
 
 use crate::error::ApiError;
@@ -24,6 +26,20 @@ impl AdmissionPlugin for LimitRanger {
             ("persistentvolumeclaims", _, "") => check(context, new, check_claim),
             _ => Ok(()),
         }
+    }
+
+    /// Pods that are resized are looked at as they will be.
+    fn complete(
+        &self,
+        context: &Context<'_>,
+        _old: Option<&Value>,
+        new: &Value,
+        transaction: Transaction,
+    ) -> Result<Transaction, ApiError> {
+        if context.resource.info().plural == "pods" && context.subresource == pod::RESIZE {
+            check(context, new, check_pod)?;
+        }
+        Ok(transaction)
     }
 }
 

@@ -15,6 +15,7 @@ mod binding;
 mod eviction;
 mod options;
 pub(super) mod priority;
+pub(super) mod resize;
 mod streams;
 
 pub(super) struct Pods;
@@ -30,6 +31,7 @@ impl Strategy for Pods {
                     access: Access::Connect(proxy::pod),
                 },
                 Subresource::part("ephemeralcontainers", Writable::Field("ephemeralContainers")),
+                Subresource::part(pod::RESIZE, Writable::Chosen(pod::RESIZE)),
                 Subresource {
                     name: "binding",
                     kind: Some(GroupVersionKind::new("", "v1", "Binding")),

@@ -51,7 +51,8 @@ impl AdmissionPlugin for ResourceQuota {
         new: &Value,
         transaction: Transaction,
     ) -> Result<Transaction, ApiError> {
-        match old.is_some() && !quota::follows_changes(&kind(context.resource)) {
+        let changes = quota::follows_changes(&kind(context.resource));
+        match old.is_some() && context.subresource.is_empty() && !changes {
             true => Ok(transaction),
             false => charge(context, old, new, transaction),
         }

@@ -15,6 +15,8 @@ pub(crate) enum Plugin {
     LimitRanger,
     /// Nodes write what is their own.
     NodeRestriction,
+    /// Pods that run get no more than their node has.
+    PodResizeValidator,
     /// Pods are as the labels of their namespace want them.
     PodSecurity,
     /// Pods have the priority of their class.
@@ -35,7 +37,7 @@ const ALWAYS: [&str; 5] = [
 ];
 
 /// What upstream has besides.
-const OTHERS: [&str; 28] = [
+const OTHERS: [&str; 27] = [
     "AlwaysAdmit",
     "AlwaysDeny",
     "AlwaysPullImages",
@@ -54,7 +56,6 @@ const OTHERS: [&str; 28] = [
     "PersistentVolumeClaimResize",
     "PodGroupProtection",
     "PodNodeSelector",
-    "PodResizeValidator",
     "PodTolerationRestriction",
     "PodTopologyLabels",
     "RuntimeClass",

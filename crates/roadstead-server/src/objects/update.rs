@@ -31,10 +31,14 @@ impl Update<'_> {
     ) -> Result<Option<Written>, ApiError> {
         let Context { api, resource, namespace, dry_run, .. } = *self.context;
         let key = resource.key(namespace, self.name);
-        let is_main = self.part == Writable::Main;
-        let _turns = match is_main {
-            true => admission::turns(api, resource, namespace, Occasion::Update).await,
-            false => Vec::new(),
+        let occasion = match self.part {
+            Writable::Main => Some(Occasion::Update),
+            Writable::Chosen(_) => Some(Occasion::Resize),
+            Writable::Status | Writable::Field(_) | Writable::Whole => None,
+        };
+        let _turns = match occasion {
+            Some(occasion) => admission::turns(api, resource, namespace, occasion).await,
+            None => Vec::new(),
         };
         let Some(entry) = api.storage.store.get(&key) else {
             return Err(ApiError::not_found(resource.info(), self.name));
@@ -44,15 +48,17 @@ impl Update<'_> {
         let Changed { object: mut new, mut warnings } = change(&old)?;
         let guard = Transaction::new().expect(key.clone(), Some(entry.revision));
         let mut transaction = self.next_state(&entry, &old, &mut new, guard.clone())?;
-        if is_main {
+        if occasion.is_some() {
             transaction = admission::complete(self.context, Some(&old), &new, transaction)?;
         }
         warnings.extend(match self.part {
             Writable::Status => resource.kind.status_warnings(&new),
-            Writable::Main | Writable::Field(_) | Writable::Whole => resource.kind.warnings(&new),
+            Writable::Main | Writable::Field(_) | Writable::Chosen(_) | Writable::Whole => {
+                resource.kind.warnings(&new)
+            }
         });
         let notes = match self.part {
-            Writable::Main | Writable::Field(_) => {
+            Writable::Main | Writable::Field(_) | Writable::Chosen(_) => {
                 let notes = resource.strategy.notes(self.context, Some(&old), &new);
                 notes.and(admission::notes(self.context, Some(&old), &new))
             }
@@ -159,6 +165,13 @@ fn merge_parts(resource: &Resource, part: Writable, old: &Value, new: &mut Value
                 Some(value) => child(new, "spec")[field] = value.clone(),
                 None => drop(child(new, "spec").as_object_mut().map(|spec| spec.remove(field))),
             }
+        }
+        Writable::Chosen(name) => {
+            let given = std::mem::replace(new, old.clone());
+            if let Some(owners) = given["metadata"].get("managedFields") {
+                new["metadata"]["managedFields"] = owners.clone();
+            }
+            resource.kind.merge_subresource(name, &given, new);
         }
         Writable::Main => {
             if resource.info().status {

@@ -76,6 +76,9 @@ pub(crate) enum Writable {
     Status,
     /// One field of the spec, and nothing else.
     Field(&'static str),
+    /// What the kind chooses of the spec for the subresource of this name. Unlike a single field, it may
+    /// change what the object costs.
+    Chosen(&'static str),
     /// Everything as it is given: used by the server itself.
     Whole,
 }
@@ -400,8 +403,8 @@ pub(super) fn validate(
     }
     match (part, old) {
         (Writable::Status, Some(old)) => resource.kind.validate_status(object, old, &mut causes),
-        (Writable::Field(_), Some(old)) => {
-            resource.kind.validate_subresource(object, old, &mut causes);
+        (Writable::Field(name) | Writable::Chosen(name), Some(old)) => {
+            resource.kind.validate_subresource(name, object, old, &mut causes);
         }
         _ => resource.kind.validate(object, old, &mut causes),
     }

@@ -163,3 +163,73 @@ async fn a_node_brings_its_status() {
     let kept = server.ask("PATCH /api/v1/nodes/n", other).await.body;
     assert_eq!(kept["status"]["capacity"], json!({"cpu": "2"}));
 }
+
+#[tokio::test]
+async fn pods_are_resized() {
+    let server = Server::new().await;
+    let node = json!({"metadata": {"name": "n"}});
+    assert_eq!(server.ask("POST /api/v1/nodes", node).await.code, 201);
+    let status = json!({"status": {"allocatable": {"cpu": "4", "memory": "1Gi", "pods": "9"}}});
+    let merge = "application/merge-patch+json";
+    let told = server.ask_as("PATCH /api/v1/nodes/n/status", merge, status).await;
+    assert_eq!(told.code, 200, "{}", told.text);
+    let quota = json!({"metadata": {"name": "q"}, "spec": {"hard": {"requests.cpu": "3"}}});
+    let quotas = "/api/v1/namespaces/default/resourcequotas";
+    assert_eq!(server.ask(&format!("POST {quotas}"), quota).await.code, 201);
+    // As the controller counts that has not seen any pod.
+    let counted = json!({"status": {"hard": {"requests.cpu": "3"}, "used": {"requests.cpu": "0"}}});
+    let counted = server.ask_as(&format!("PATCH {quotas}/q/status"), merge, counted).await;
+    assert_eq!(counted.code, 200, "{}", counted.text);
+    let mut made = pod("a", json!({"nodeName": "n"}));
+    made["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": "1"}});
+    assert_eq!(server.ask(PODS, &made).await.code, 201);
+    let strategic = "application/strategic-merge-patch+json";
+    let path = format!("PATCH {ONE}/resize");
+    let cases = [
+        (json!({"requests": {"cpu": "2", "memory": "1Mi"}}), 200, ""),
+        (
+            json!({"requests": {"cpu": "5"}}),
+            403,
+            "is forbidden: node didn't have enough \
+            allocatable resources: cpu, requested: 5000, allocatable: 4000",
+        ),
+        (
+            json!({"requests": {"cpu": "4"}}),
+            403,
+            "is forbidden: exceeded quota: q, requested: \
+            requests.cpu=2, used: requests.cpu=2, limited: requests.cpu=3",
+        ),
+        (json!({"limits": {"cpu": "1"}}), 422, "must be less than or equal to cpu limit of 1"),
+        (
+            json!({"requests": {"gpu.io/x": "1"}}),
+            422,
+            "spec: Forbidden: only cpu and memory resources are mutable",
+        ),
+        (json!({"requests": {"cpu": "1"}}), 200, ""),
+    ];
+    for (resources, code, want) in cases {
+        let patch = json!({"spec": {"containers": [{"name": "c", "resources": resources}]}});
+        let answer = server.ask_as(&path, strategic, patch).await;
+        let message = answer.body["message"].as_str().unwrap_or("");
+        assert_eq!(answer.code, code, "{resources}: {}", answer.text);
+        assert!(message.contains(want), "{resources}: {message}");
+    }
+    let used = server.ask(&format!("GET {quotas}/q"), "").await.body;
+    assert_eq!(used["status"]["used"]["requests.cpu"], "1");
+    let now = server.ask(&format!("GET {ONE}/resize"), "").await.body;
+    let requests = &now["spec"]["containers"][0]["resources"]["requests"];
+    assert_eq!(*requests, json!({"cpu": "1", "memory": "1Mi"}));
+    assert_eq!(now["metadata"]["generation"], 3);
+    // What is not of it stays, and it does not change another way.
+    let mut other = now.clone();
+    other["spec"]["containers"][0]["image"] = "other".into();
+    other["metadata"]["labels"] = json!({"a": "b"});
+    let kept = server.ask(&format!("PUT {ONE}/resize"), other).await;
+    assert_eq!(kept.code, 200, "{}", kept.text);
+    assert_eq!(kept.body["spec"]["containers"][0]["image"], made["spec"]["containers"][0]["image"]);
+    assert_eq!(kept.body["metadata"].get("labels"), None);
+    let patch = json!({"spec": {"containers": [
+        {"name": "c", "resources": {"requests": {"cpu": "2"}}}]}});
+    let refused = server.ask_as(&format!("PATCH {ONE}"), strategic, patch).await;
+    assert_eq!(refused.code, 422, "{}", refused.text);
+}

@@ -17,7 +17,7 @@ use crate::container::oci::{self, OciRecipe};
 use crate::container::{LAST_WORDS, ProcessSpace, RECORD_VERSION, ROOT, Recipe};
 use crate::runtime::StartError;
 use crate::runtime::namespace::HeldNamespace;
-use crate::runtime::{pod_processes, seccomp_profiles, shared_memory};
+use crate::runtime::{labels, pod_processes, seccomp_profiles, shared_memory};
 use crate::seccomp;
 
 impl BuiltinRuntime {
@@ -71,6 +71,7 @@ impl BuiltinRuntime {
             termination_message: config.termination_message.clone(),
             streams: config.streams,
             shared: Some(shared_memory::of(&volumes, config.messages)),
+            labels: labels::of(&config.confinement).map_err(refused)?,
             oci: None,
         };
         match &config.image.content {
@@ -143,6 +144,7 @@ impl BuiltinRuntime {
                 Seccomp::Unconfined => None,
             },
             available: Capabilities::from_bits(available.unwrap_or_default()),
+            labels: &recipe.labels,
         };
         Ok(OciRecipe {
             runtime,

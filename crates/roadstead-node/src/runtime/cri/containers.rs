@@ -6,13 +6,17 @@ use std::sync::Arc;
 
 use roadstead_pod::container_config::ContainerConfig;
 use roadstead_pod::facts::StartedContainer;
+use roadstead_pod::pod_name::PodName;
+use roadstead_pod::resources::Resources;
 use roadstead_pod::sandbox::Processes;
 use roadstead_pod::volumes::{Access, Propagation, VolumeContent, VolumeMount};
 use tokio::task;
 use tracing::warn;
 
 use super::CriRuntime;
-use super::messages::{ContainerId, CreateContainerRequest, Empty};
+use super::messages::{
+    ContainerId, CreateContainerRequest, Empty, UpdateContainerResourcesRequest,
+};
 use super::order::{self, Bind, CriContext};
 use super::run::Run;
 use crate::container::oci::{file_path, mount_part};
@@ -78,6 +82,31 @@ impl CriRuntime {
             pod.runs.insert(config.container, Arc::new(run));
         }
         Ok(started)
+    }
+
+    /// Holds a container that runs, and its pod, to other limits.
+    pub(super) async fn resize_container(
+        &self,
+        pod: &PodName,
+        container: &str,
+        resources: Resources,
+    ) -> Result<(), String> {
+        let run = self.run(pod, container).ok_or("it does not run")?;
+        let (groups, uid) = (self.groups.clone(), pod.uid.clone());
+        let question = UpdateContainerResourcesRequest {
+            container_id: run.id.clone(),
+            linux: Some(order::resources(&resources)),
+        };
+        let limits = resources.of_pod;
+        let of_pod = || {
+            let (groups, uid) = (groups.clone(), uid.clone());
+            task::spawn_blocking(move || groups.prepare_pod(&uid, &limits).map(drop))
+        };
+        // Where the pod gets less, that cannot be before its containers do.
+        let _ = of_pod().await.expect("it does not panic");
+        let asked = self.client.ask::<Empty>("UpdateContainerResources", &question).await;
+        asked.map_err(|why| why.message)?;
+        of_pod().await.expect("it does not panic").map_err(|error| error.to_string())
     }
 
     /// Makes the files and directories that the container sees; returns where they are.

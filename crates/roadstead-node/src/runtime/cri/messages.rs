@@ -58,6 +58,12 @@ messages! {
         #[prost(int32, tag = "1")] profile_type: i32,
         #[prost(string, tag = "2")] localhost_ref: String,
     }
+    SeLinuxOption {
+        #[prost(string, tag = "1")] user: String,
+        #[prost(string, tag = "2")] role: String,
+        #[prost(string, tag = "3")] kind: String,
+        #[prost(string, tag = "4")] level: String,
+    }
     NamespaceOption {
         #[prost(int32, tag = "1")] network: i32,
         #[prost(int32, tag = "2")] pid: i32,
@@ -123,6 +129,10 @@ messages! {
         #[prost(int64, tag = "4")] memory_limit_in_bytes: i64,
         #[prost(int64, tag = "5")] oom_score_adj: i64,
     }
+    UpdateContainerResourcesRequest {
+        #[prost(string, tag = "1")] container_id: String,
+        #[prost(message, tag = "2")] linux: Option<LinuxContainerResources>,
+    }
     Capability {
         #[prost(string, repeated, tag = "1")] add_capabilities: Vec<String>,
         #[prost(string, repeated, tag = "2")] drop_capabilities: Vec<String>,
@@ -131,15 +141,18 @@ messages! {
         #[prost(message, tag = "1")] capabilities: Option<Capability>,
         #[prost(bool, tag = "2")] privileged: bool,
         #[prost(message, tag = "3")] namespace_options: Option<NamespaceOption>,
+        #[prost(message, tag = "4")] selinux_options: Option<SeLinuxOption>,
         #[prost(message, tag = "5")] run_as_user: Option<Int64Value>,
         #[prost(string, tag = "6")] run_as_username: String,
         #[prost(bool, tag = "7")] readonly_rootfs: bool,
         #[prost(int64, repeated, tag = "8")] supplemental_groups: Vec<i64>,
+        #[prost(string, tag = "9")] apparmor_profile: String,
         #[prost(bool, tag = "11")] no_new_privs: bool,
         #[prost(message, tag = "12")] run_as_group: Option<Int64Value>,
         #[prost(string, repeated, tag = "13")] masked_paths: Vec<String>,
         #[prost(string, repeated, tag = "14")] readonly_paths: Vec<String>,
         #[prost(message, tag = "15")] seccomp: Option<SecurityProfile>,
+        #[prost(message, tag = "16")] apparmor: Option<SecurityProfile>,
     }
     LinuxContainerConfig {
         #[prost(message, tag = "1")] resources: Option<LinuxContainerResources>,

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use roadstead_pod::container_config::ContainerConfig;
+use roadstead_pod::mandatory::{AppArmor, SeLinuxLabel};
 use roadstead_pod::pod_name::{NetworkMode, PodName};
 use roadstead_pod::resources::{Resources, cpu_quota, cpu_shares};
 use roadstead_pod::sandbox::{Messages, Processes, SandboxOrder};
@@ -168,7 +169,17 @@ fn security(confinement: &Confinement, profiles: &Path) -> LinuxContainerSecurit
         false => vec![],
     };
     let (user, username, group) = user(confinement);
+    let (apparmor, apparmor_profile) = app_armor(&confinement.app_armor);
+    let label = confinement.se_linux.clone();
     LinuxContainerSecurityContext {
+        apparmor,
+        apparmor_profile,
+        selinux_options: label.map(|SeLinuxLabel { user, role, kind, level }| SeLinuxOption {
+            user,
+            role,
+            kind,
+            level,
+        }),
         // These and no others, whatever the runtime would give.
         capabilities: (!privileged).then(|| Capability {
             add_capabilities: names.collect(),
@@ -198,6 +209,19 @@ fn security(confinement: &Confinement, profiles: &Path) -> LinuxContainerSecurit
     }
 }
 
+/// In the words of today's runtimes, and in those of older ones.
+fn app_armor(wanted: &AppArmor) -> (Option<SecurityProfile>, String) {
+    let (profile_type, name, old) = match wanted {
+        AppArmor::Unset => return (None, String::new()),
+        AppArmor::RuntimeDefault => (0, "", "runtime/default".to_owned()),
+        AppArmor::Unconfined => (PROFILE_UNCONFINED, "", "unconfined".to_owned()),
+        AppArmor::Localhost(name) => {
+            (PROFILE_LOCALHOST, name.as_str(), format!("localhost/{name}"))
+        }
+    };
+    (Some(SecurityProfile { profile_type, localhost_ref: name.to_owned() }), old)
+}
+
 /// Who it runs as: by number or by name, and in which group; nobody is whoever the image says.
 fn user(confinement: &Confinement) -> (Option<i64>, String, Option<i64>) {
     let (user, group) = (confinement.user.into(), confinement.group.into());
@@ -214,7 +238,7 @@ fn user(confinement: &Confinement) -> (Option<i64>, String, Option<i64>) {
     }
 }
 
-fn resources(resources: &Resources) -> LinuxContainerResources {
+pub(super) fn resources(resources: &Resources) -> LinuxContainerResources {
     let limits = &resources.of_container;
     let signed = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
     let quota = limits.cpu.map(cpu_quota);

@@ -41,13 +41,6 @@ fn of_container(container: &Value, at: &str, kept: &mut Vec<(String, &'static st
     if !is_nothing(&container["resources"]["claims"]) {
         kept.push((format!("{at}.resources.claims"), ACTED_ON));
     }
-    let rules = container["restartPolicyRules"].as_array().into_iter().flatten();
-    for (number, rule) in (0..).zip(rules) {
-        if rule["action"] == "RestartAllContainers" {
-            let path = format!("{at}.restartPolicyRules[{number}].action");
-            kept.push((path, "restarts more than the container itself"));
-        }
-    }
 }
 
 fn is_nothing(value: &Value) -> bool {
@@ -69,7 +62,6 @@ mod tests {
     fn what_is_left_out() {
         let resources = json!({"limits": {"cpu": "1", "memory": "1Gi", "nvidia.com/gpu": "1"},
                                "requests": {"ephemeral-storage": "1Gi", "hugepages-2Mi": "2Mi"}});
-        let rules = json!([{"action": "Restart"}, {"action": "RestartAllContainers"}]);
         for (spec, want) in [
             (json!({"containers": [{"name": "a"}], "nodeSelector": {"a": "b"}}), ""),
             (json!({"resourceClaims": [{}]}), "s.resourceClaims"),
@@ -79,10 +71,6 @@ mod tests {
                 json!({"containers": [{}, {"resources": resources}]}),
                 "s.containers[1].resources.limits[nvidia.com/gpu] \
                  s.containers[1].resources.requests[hugepages-2Mi]",
-            ),
-            (
-                json!({"initContainers": [{"restartPolicyRules": rules}]}),
-                "s.initContainers[0].restartPolicyRules[1].action",
             ),
         ] {
             let found: Vec<_> = kept(&spec, "s").into_iter().map(|(path, _)| path).collect();

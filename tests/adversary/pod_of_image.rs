@@ -55,6 +55,13 @@ struct Stage {
     neighbour: String,
 }
 
+fn container((name, line, more): &(&str, &str, Value)) -> Value {
+    let mut container = json!({"name": name, "image": "hostile:1",
+        "imagePullPolicy": "IfNotPresent", "command": ["sh", "-c", line]});
+    container.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    container
+}
+
 impl Stage {
     fn new(flags: &str) -> Self {
         for needed in ["busybox", "runc"] {
@@ -76,14 +83,9 @@ impl Stage {
 
     /// Makes a pod of the image with these containers; a container is its name, a shell's line and more.
     fn pod(&self, name: &str, containers: &[(&str, &str, Value)], more: Value) {
-        let containers = containers.iter().map(|(name, line, more)| {
-            let mut container = json!({"name": name, "image": "hostile:1",
-                "imagePullPolicy": "IfNotPresent", "command": ["sh", "-c", line]});
-            container.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-            container
-        });
+        let containers: Vec<_> = containers.iter().map(container).collect();
         let mut spec = json!({"restartPolicy": "Never", "terminationGracePeriodSeconds": 0,
-            "volumes": [{"name": "v", "emptyDir": {}}], "containers": containers.collect::<Vec<_>>()});
+            "volumes": [{"name": "v", "emptyDir": {}}], "containers": containers});
         spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let pod =
             json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec});
@@ -166,28 +168,20 @@ fn files_that_lead_to_the_node() {
         attacks::refused(attacks.len());
 
         // A volume whose part is a link by the time that it is mounted.
-        let plants =
-            "ln -s /run/victim /v/part; ln -s ../../../../../../../run/victim /v/up; sleep 1000";
+        let plants = "ln -s /run/victim /v/part; ln -s ../../../../../../../run/victim /v/up";
         let part = |path: &str| json!({"volumeMounts": [{"name": "v", "mountPath": "/v", "subPath": path}]});
         let looks = "cat /v/secret; echo x > /v/x";
         stage.pod(
             "parts",
-            &[
-                ("plants", plants, mount("/v")),
-                ("a", looks, part("part")),
-                ("b", looks, part("up")),
-            ],
-            json!({}),
+            &[("a", looks, part("part")), ("b", looks, part("up"))],
+            json!({"initContainers": [container(&("plants", plants, mount("/v")))]}),
         );
-        let refused = |states: &Vec<Value>| {
-            states[1..]
-                .iter()
-                .all(|state| state["waiting"]["reason"] == "CreateContainerConfigError")
-        };
+        let is_refused = |state: &Value| state["waiting"]["reason"] == "CreateContainerConfigError";
         let look = || stage.settled("parts");
-        let states = eventually("parts are refused", 60 * SECOND, look, refused);
+        let states =
+            eventually("parts are refused", 60 * SECOND, look, |all| all.iter().all(is_refused));
         assert!(
-            states[1]["waiting"]["message"].as_str().unwrap().contains("subPath"),
+            states[0]["waiting"]["message"].as_str().unwrap().contains("subPath"),
             "{states:#?}"
         );
         stage.unharmed("a link as a part");

@@ -80,7 +80,8 @@ fn other_metrics_travel_in_an_annotation() {
 #[test]
 fn status_and_behavior_survive_the_journey() {
     let new = json!({"metadata": {"name": "x", "annotations": {"own": "1"}},
-        "spec": {"behavior": {"scaleDown": {"stabilizationWindowSeconds": 60}}},
+        "spec": {"behavior": {"scaleDown": {"stabilizationWindowSeconds": 60}},
+            "metrics": [cpu_target(50)]},
         "status": {"currentReplicas": 2, "conditions": [{"type": "AbleToScale"}],
             "currentMetrics": [{"type": "Resource", "resource": {"name": "memory",
                 "current": {"averageValue": "1Mi"}}}]}});

@@ -105,7 +105,8 @@ mod tests {
         let value = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"},
             "spec": {"containers": [{"name": "\u{e9}\u{0}", "ports": [{"containerPort": 1}]}]}});
         let pod = Pod::from_value(&value).unwrap();
-        assert_eq!(pod, serde_json::from_value(value.clone()).unwrap());
+        let directly: Pod = serde_json::from_value(value.clone()).unwrap();
+        assert_eq!(pod, directly);
         assert_eq!(pod.to_value().unwrap(), value);
         assert!(Pod::from_value(&json!({"spec": 1})).is_err());
     }

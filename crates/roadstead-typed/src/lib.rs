@@ -37,13 +37,20 @@ pub trait Typed: Sized {
 
     /// Reads it from a value, by way of text.
     fn from_value(value: &Value) -> Result<Self> {
-        Self::from_text(&value.to_string())
+        Self::from_text(&value.to_string()).map_err(|error| without_place(&error))
     }
 
     /// Writes it as a value, by way of text.
     fn to_value(&self) -> Result<Value> {
         serde_json::from_str(&self.to_text()?)
     }
+}
+
+/// A value has no lines.
+fn without_place(error: &serde_json::Error) -> serde_json::Error {
+    let text = error.to_string();
+    let end = text.rfind(" at line ").unwrap_or(text.len());
+    serde::de::Error::custom(&text[..end])
 }
 
 macro_rules! typed {
@@ -108,6 +115,8 @@ mod tests {
         let directly: Pod = serde_json::from_value(value.clone()).unwrap();
         assert_eq!(pod, directly);
         assert_eq!(pod.to_value().unwrap(), value);
-        assert!(Pod::from_value(&json!({"spec": 1})).is_err());
+        let wrong = json!({"spec": {"containers": 1}});
+        let directly = serde_json::from_value::<Pod>(wrong.clone()).unwrap_err();
+        assert_eq!(Pod::from_value(&wrong).unwrap_err().to_string(), directly.to_string());
     }
 }

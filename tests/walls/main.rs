@@ -18,27 +18,28 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Who may use whom among our own crates. `roadstead` and the testkit may use everything.
-const ALLOWED: [(&str, &[&str]); 27] = [
+const ALLOWED: [(&str, &[&str]); 28] = [
     ("schema", &[]),
+    ("typed", &[]),
     ("api", &["schema"]),
     ("patch", &["schema"]),
-    ("plan", &["schema", "api"]),
+    ("plan", &["schema", "api", "typed"]),
     ("forwarding", &["api"]),
     ("policy", &["forwarding", "api"]),
     ("zone", &["api"]),
     ("dns-core", &["zone", "api"]),
-    ("pod", &["api"]),
+    ("pod", &["api", "typed"]),
     ("streams", &[]),
     ("store", &["etcd"]),
     ("grpc", &[]),
     ("etcd", &["grpc"]),
     ("images", &[]),
     ("server", &["store", "patch", "plan", "api", "schema"]),
-    ("watch", &["api"]),
+    ("watch", &["api", "typed"]),
     ("component", &[]),
     ("monitoring", &["api"]),
     ("lab", &[]),
-    ("controllers", &["plan", "monitoring", "watch", "component", "api", "schema"]),
+    ("controllers", &["plan", "monitoring", "watch", "component", "api", "schema", "typed"]),
     ("netlink", &[]),
     ("podnet", &["plan", "netlink", "watch", "component"]),
     ("announce", &["forwarding", "netlink", "watch", "component", "api"]),
@@ -51,8 +52,9 @@ const ALLOWED: [(&str, &[&str]); 27] = [
     ),
 ];
 
-const PURE: [&str; 12] = [
+const PURE: [&str; 13] = [
     "schema",
+    "typed",
     "api",
     "patch",
     "plan",

@@ -24,6 +24,7 @@ use roadstead_plan::certificate_approval::{
     Neighbour, Neighbourhood, Opinion, Right, is_bootstrapper, judge, right_for,
 };
 use roadstead_plan::certificate_signing::Contents;
+use roadstead_typed::Typed;
 use roadstead_watch::cache::Cache;
 use roadstead_watch::queue::Queue;
 use roadstead_watch::write::{Collection, Write};
@@ -85,8 +86,7 @@ impl Controller for State {
         };
         // What cannot be read is for whoever signs to refuse.
         let Ok(parsed) = Request::parse(&request.spec.request.0) else { return left };
-        let value =
-            serde_json::to_value(request.as_ref()).expect("API objects can be written as JSON");
+        let value = request.to_value().expect("API objects can be written as JSON");
         let contents = parsed.contents();
         let Some(right) = right_for(&value, &contents) else { return left };
         let question = Question {

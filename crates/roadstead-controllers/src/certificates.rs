@@ -11,6 +11,7 @@ use k8s_openapi::api::certificates::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use roadstead_api::key::ObjectKey;
 use roadstead_plan::certificate_signing::{self, Decision};
+use roadstead_typed::Typed;
 use roadstead_watch::cache::Cache;
 use roadstead_watch::queue::Queue;
 use roadstead_watch::write::Write;
@@ -79,7 +80,7 @@ fn answer(
     request: &CertificateSigningRequest,
     now: Timestamp,
 ) -> Option<CertificateSigningRequest> {
-    let value = serde_json::to_value(request).expect("API objects can be written as JSON");
+    let value = request.to_value().expect("API objects can be written as JSON");
     if !certificate_signing::is_due(&value) {
         return None;
     }

@@ -19,6 +19,7 @@ use roadstead_plan::persistentvolume::{
     PROVISIONER, Storage,
 };
 use roadstead_plan::pod_view::PodView;
+use roadstead_typed::Typed;
 use roadstead_watch::cache::Cache;
 use roadstead_watch::events::{EventDraft, InvolvedObject, Severity};
 use roadstead_watch::informer::key_of;
@@ -332,7 +333,8 @@ fn unprotect(collection: Collection, metadata: &ObjectMeta, finalizer: &str) -> 
 }
 
 fn set_status(claim: &PersistentVolumeClaim, wanted: Value) -> Vec<Write> {
-    let status = serde_json::to_value(&claim.status).unwrap_or_default();
+    let status =
+        claim.status.as_ref().and_then(|status| status.to_value().ok()).unwrap_or_default();
     let fields = wanted.as_object().cloned().unwrap_or_default();
     if fields.iter().all(|(key, value)| status.get(key).unwrap_or(&Value::Null) == value) {
         return Vec::new();

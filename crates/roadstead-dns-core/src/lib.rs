@@ -16,6 +16,7 @@ pub mod corefile;
 mod encode;
 pub mod forward;
 pub mod message;
+pub mod pod_outline;
 pub mod rate_limit;
 pub mod reply;
 pub mod respond;

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant, SystemTime};
 
 use futures::StreamExt;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client};
 use roadstead_api::resolv::{ClusterDns, ResolvConf};
 use roadstead_dns_core::client_pods::{ClientPods, NodeResolvConf};
 use roadstead_dns_core::clients::Clients;
+use roadstead_dns_core::pod_outline::PodOutline;
 use roadstead_watch::informer::{Change, Selection, key_of};
 use roadstead_watch::keys_only::keys_only;
 use tokio::time;
@@ -38,7 +38,7 @@ pub(crate) async fn run(
     clients: Arc<Published<Clients>>,
 ) {
     let selection = Selection::all().fields(&format!("spec.nodeName={}", node.name));
-    let mut changes = keys_only::<Pod>(Api::all(client), selection);
+    let mut changes = keys_only::<PodOutline>(Api::all(client), selection);
     let mut ticks = time::interval(LOOK);
     let mut pods = ClientPods::default();
     let mut last = NodeResolvConf::default();
@@ -67,9 +67,9 @@ async fn look(node: &ClientNode) -> NodeResolvConf {
 }
 
 /// Returns whether anything changed that matters.
-fn take_in(pods: &mut ClientPods, change: Change<Pod>) -> bool {
+fn take_in(pods: &mut ClientPods, change: Change<PodOutline>) -> bool {
     match change {
-        Change::Set(pod) => pods.observe(key_of(&pod), pod),
+        Change::Set(pod) => pods.observe(key_of(&pod), pod.into()),
         Change::Gone(key, _) => pods.remove(&key),
         Change::Synced => true,
     }

@@ -14,6 +14,7 @@ use k8s_openapi::api::core::v1::{Namespace, Pod, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::{Api, Client, Resource, ResourceExt};
 use roadstead_api::key::ObjectKey;
+use roadstead_dns_core::pod_outline::PodOutline;
 use roadstead_watch::informer::{Change, Selection, key_of, revision_of};
 use roadstead_watch::keys_only::keys_only;
 use roadstead_zone::settings::{PodNames, ZoneSettings};
@@ -67,7 +68,7 @@ enum ZoneChange {
     Namespace(Box<Change<Namespace>>),
     Service(Box<Change<Service>>),
     Slice(Box<Change<EndpointSlice>>),
-    Pod(Box<Change<Pod>>),
+    Pod(Box<Change<PodOutline>>),
 }
 
 /// Writes what the watch shows into the zone.
@@ -207,7 +208,7 @@ impl ZoneDraft {
             ZoneChange::Service(change) => self.service(*change),
             ZoneChange::Slice(change) => return self.slice(*change).filter(|_| self.is_complete()),
             ZoneChange::Pod(change) => match *change {
-                Change::Set(object) => self.pod(&object),
+                Change::Set(object) => self.pod(&object.into()),
                 Change::Gone(key, _) => self.forget_pod(&key),
                 Change::Synced => self.synced[3] = true,
             },

@@ -20,7 +20,7 @@ mod namespace;
 mod ownership;
 pub mod parts;
 mod payload;
-mod pidfd;
+pub(crate) mod pidfd;
 mod pod_processes;
 mod record;
 mod running;

@@ -6,6 +6,7 @@
 mod access;
 mod exec;
 mod known_pods;
+mod log_changes;
 mod log_reader;
 mod logs;
 mod own_metrics;

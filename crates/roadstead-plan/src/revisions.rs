@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use k8s_openapi::{Metadata, Resource};
-use serde::Deserialize;
+use roadstead_typed::Typed;
 use serde_json::{Value, json};
 
 use crate::deployment::template_hash;
@@ -108,7 +108,7 @@ impl Revisions {
 fn template_of(revision: &ControllerRevision) -> Option<PodTemplateSpec> {
     let mut template = revision.data.0.get("spec")?.get("template")?.clone();
     template.as_object_mut()?.remove("$patch");
-    PodTemplateSpec::deserialize(template).ok()
+    PodTemplateSpec::from_value(&template).ok()
 }
 
 fn make<K>(
@@ -125,7 +125,7 @@ where
     let labels = template.metadata.as_ref().and_then(|metadata| metadata.labels.clone());
     let mut labels = labels.unwrap_or_default();
     labels.insert(HASH.to_owned(), hash.clone());
-    let mut data = serde_json::to_value(template).unwrap_or_default();
+    let mut data = template.to_value().unwrap_or_default();
     // Who goes back to it patches the object with this: nothing of the present template stays.
     data["$patch"] = Value::from("replace");
     ControllerRevision {

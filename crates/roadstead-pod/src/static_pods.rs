@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use roadstead_api::kinds;
+use roadstead_typed::Typed;
 use serde_json::{Value, json};
 
 const SOURCE: &str = "kubernetes.io/config.source";
@@ -45,7 +46,7 @@ pub fn static_pod(
     if let Value::Object(fields) = &mut object {
         fields.remove("status");
     }
-    let pod: Pod = serde_json::from_value(object).map_err(|error| error.to_string())?;
+    let pod: Pod = Pod::from_value(&object).map_err(|error| error.to_string())?;
     match needs_others(&pod) {
         Some(what) => Err(format!("a static pod may not use {what}")),
         None => Ok(pod),

@@ -1,6 +1,6 @@
 //! List-and-watch as one gapless stream of changes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::mem;
 use std::sync::Arc;
 
@@ -87,17 +87,22 @@ where
 {
     let path = api.resource_url().to_owned();
     let watcher = Watcher::new(api.into_client(), &path, selection);
-    stream::unfold((watcher, known), move |(mut watcher, mut known)| {
+    let ready = VecDeque::new();
+    stream::unfold((watcher, known, ready), move |(mut watcher, mut known, mut ready)| {
         let step = step.clone();
         async move {
-            let event: Event<K> = decode(watcher.next().await);
-            if let Event::Apply(object) | Event::Delete(object) = &event {
-                watcher.reached(object.resource_version().unwrap_or_default());
+            loop {
+                if let Some(change) = ready.pop_front() {
+                    return Some((change, (watcher, known, ready)));
+                }
+                let event: Event<K> = decode(watcher.next().await);
+                if let Event::Apply(object) | Event::Delete(object) = &event {
+                    watcher.reached(object.resource_version().unwrap_or_default());
+                }
+                ready.extend(step(&mut known, event));
             }
-            Some((stream::iter(step(&mut known, event)), (watcher, known)))
         }
     })
-    .flatten()
     .boxed()
 }
 

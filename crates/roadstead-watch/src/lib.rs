@@ -17,3 +17,6 @@ pub mod keys_only;
 pub mod queue;
 mod watcher;
 pub mod write;
+
+// Whoever follows kinds that it reads finds the code for that here, and makes no copy.
+use roadstead_typed as _;

@@ -17,6 +17,7 @@ use roadstead_lab::check::Evidence;
 use roadstead_lab::kind::LessonKind;
 use roadstead_lab::language::{Language, Text};
 use roadstead_lab::lesson::{self, Lesson};
+use roadstead_typed::Typed;
 use serde_json::json;
 
 use crate::world;
@@ -142,7 +143,7 @@ impl Room {
         self.clear().await?;
         let namespace = json!({"metadata": {"name": NAMESPACE, "labels": {MARK: lesson.name}}});
         let namespaces = Api::<Namespace>::all(self.client.clone());
-        let namespace = serde_json::from_value(namespace).context("it is a namespace")?;
+        let namespace = Namespace::from_value(&namespace).context("it is a namespace")?;
         namespaces.create(&PostParams::default(), &namespace).await?;
         for object in &lesson.objects {
             let kind =

@@ -13,7 +13,7 @@ use kube::{Api, Client};
 use roadstead_monitoring::prometheus::{
     Discovery, OwnPage, PrometheusFiles, PrometheusInput, TargetObjects, configuration,
 };
-use serde::de::DeserializeOwned;
+use roadstead_typed::Typed;
 use serde_json::Value;
 
 use crate::manifests::objects;
@@ -183,9 +183,9 @@ impl Found {
     }
 }
 
-fn read<K: DeserializeOwned>(object: Value) -> anyhow::Result<K> {
+fn read<K: Typed>(object: Value) -> anyhow::Result<K> {
     let name = format!("{} {}", object["kind"], object["metadata"]["name"]).replace('"', "");
-    serde_json::from_value(object).with_context(|| format!("{name} makes no sense"))
+    K::from_value(&object).with_context(|| format!("{name} makes no sense"))
 }
 
 async fn from_server(client: &Client) -> anyhow::Result<Found> {

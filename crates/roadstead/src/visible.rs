@@ -12,6 +12,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Endpoints, Node, Service, ServiceAcc
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
+use roadstead_typed::Typed;
 use roadstead_watch::informer::{Change, Selection, informer};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -162,9 +163,9 @@ fn workload(node: &str, [name, app, page]: &[&str; 3], at: SocketAddr) -> Value 
 /// Creates the object if there is none of that name; returns whether there was none.
 async fn create<K>(api: &Api<K>, object: Value) -> Result<bool, kube::Error>
 where
-    K: Clone + Debug + DeserializeOwned + Serialize,
+    K: Clone + Debug + DeserializeOwned + Serialize + Typed,
 {
-    match api.create(&PostParams::default(), &typed(object)?).await {
+    match api.create(&PostParams::default(), &typed(&object)?).await {
         Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => Ok(false),
         result => result.map(|_| true),
     }
@@ -173,7 +174,7 @@ where
 /// Creates the object, or brings the one of an earlier start up to date.
 async fn ensure<K>(api: &Api<K>, object: Value) -> Result<(), kube::Error>
 where
-    K: Clone + Debug + DeserializeOwned + Serialize,
+    K: Clone + Debug + DeserializeOwned + Serialize + Typed,
 {
     let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
     if create(api, object.clone()).await? {
@@ -182,8 +183,8 @@ where
     api.patch(&name, &PatchParams::default(), &Patch::Merge(&object)).await.map(drop)
 }
 
-fn typed<K: DeserializeOwned>(value: Value) -> Result<K, kube::Error> {
-    serde_json::from_value(value).map_err(kube::Error::SerdeError)
+fn typed<K: Typed>(value: &Value) -> Result<K, kube::Error> {
+    K::from_value(value).map_err(kube::Error::SerdeError)
 }
 
 /// Waits until the node agent has made this machine known to the cluster.

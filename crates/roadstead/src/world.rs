@@ -26,8 +26,8 @@ use roadstead_proxy::configuration::{Configuration, DetectLocalMode};
 use roadstead_proxy::data_plane::ProxyMode;
 use roadstead_proxy::described_node::{self, DescribedNode};
 use roadstead_proxy::kube_proxy::agent_config;
+use roadstead_typed::Typed;
 use roadstead_watch::informer::key_of;
-use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::kube_proxy_flags::KubeProxyFlags;
@@ -318,10 +318,10 @@ fn with_named_ports(mut slice: Value) -> Value {
     slice
 }
 
-fn read<K: DeserializeOwned>(object: Value) -> anyhow::Result<K> {
+fn read<K: Typed>(object: Value) -> anyhow::Result<K> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let name = format!("{} {}", text(&object["kind"]), text(&object["metadata"]["name"]));
-    serde_json::from_value(object).with_context(|| format!("{name} makes no sense"))
+    K::from_value(&object).with_context(|| format!("{name} makes no sense"))
 }
 
 /// Everything from an API server. ServiceCIDRs may be missing there, or hidden.

@@ -15,6 +15,7 @@ use rustix::process::{
     setrlimit,
 };
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
+use serde_json::Value;
 
 use super::attach::{self, Audience};
 use super::exec::receive_all;
@@ -67,10 +68,10 @@ struct Launched {
 }
 
 fn launch(path: &Path) -> Result<Launched, String> {
-    let recipe: Recipe =
+    let mut recipe: Recipe =
         read_json(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
-    if let Some(oci) = recipe.oci.clone() {
-        return launch_oci(recipe, &oci);
+    if let Some(oci) = recipe.oci.take() {
+        return launch_oci(recipe, oci);
     }
     let told = |failure: Failure| failure.to_string();
     let (mut container, started) = split(recipe).map_err(told)?;
@@ -89,24 +90,27 @@ fn launch(path: &Path) -> Result<Launched, String> {
 }
 
 /// Lets an OCI runtime make the container, writes down that it runs, and lets it.
-fn launch_oci(recipe: Recipe, oci: &OciRecipe) -> Result<Launched, String> {
+fn launch_oci(mut recipe: Recipe, mut oci: OciRecipe) -> Result<Launched, String> {
     let told = |failure: Failure| failure.to_string();
     let Begun { log, attach, outer, inner } = begin(&recipe).map_err(told)?;
     // The runtime goes when it has made the container, and leaves us its process 1.
     set_child_subreaper(Some(getpid())).trying(|| "adopt orphans".into()).map_err(told)?;
-    let (init, terminal) = match oci::create(&recipe, oci, inner) {
+    let (init, terminal) = match oci::create(&recipe, &oci, inner) {
         Ok(made) => made,
         Err(why) => {
-            oci::delete(&recipe, oci);
+            oci::delete(&recipe, &oci);
             return Err(why);
         }
     };
+    // The runtime has read it; the system calls alone that it names are more than all else that we keep.
+    oci.config = Value::Null;
+    recipe.oci = Some(oci.clone());
     let log = Arc::new(Mutex::new(log));
     let mut container = Launched { recipe, init, streams: outer, log, attach };
     let taken = container.take_terminal(terminal);
     let running = taken.and_then(|()| container.record()).map_err(told);
     let started = running.and_then(|running| {
-        oci::start(&container.recipe, oci)?;
+        oci::start(&container.recipe, &oci)?;
         Ok(running)
     });
     match started {
@@ -115,7 +119,7 @@ fn launch_oci(recipe: Recipe, oci: &OciRecipe) -> Result<Launched, String> {
             Ok(container)
         }
         Err(why) => {
-            oci::delete(&container.recipe, oci);
+            oci::delete(&container.recipe, &oci);
             Err(why)
         }
     }

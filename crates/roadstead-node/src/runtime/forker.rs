@@ -19,6 +19,10 @@ use crate::container::forker::{Forked, Job};
 /// Room for what processes made by it are called.
 const TITLE: usize = 256;
 
+/// How our allocator (see `.cargo/config.toml`) keeps the memory of these processes, which do little: each
+/// of their threads would else have an arena of its own, and a store of what it has freed.
+const MEMORY: (&str, &str) = ("_RJEM_MALLOC_CONF", "narenas:1,tcache:false");
+
 /// Makes processes from an executable, which is looked at when the first one is wanted.
 #[derive(Debug)]
 pub(super) struct Forker {
@@ -76,6 +80,7 @@ impl Forker {
             .arg0("roadstead")
             .args([SELECT, FORKER, &" ".repeat(TITLE)])
             .env_clear()
+            .envs([MEMORY])
             .current_dir("/")
             .stdin(theirs)
             .stdout(Stdio::null())

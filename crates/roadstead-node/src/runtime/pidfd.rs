@@ -9,7 +9,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 /// Lets tasks wait for a descriptor, in both directions.
-pub(super) fn followed(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+pub(crate) fn followed(descriptor: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: the descriptor is owned, so it stays open and the same until the AsyncFd is dropped.
     let followed = unsafe { AsyncFd::register(descriptor) };
     followed.map_err(|error| error.into_parts().1)

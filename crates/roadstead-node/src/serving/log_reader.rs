@@ -3,16 +3,14 @@
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use bytes::Bytes;
 use roadstead_pod::logs::{LogOptions, LogView, count_lines, tail_start};
 use tokio::fs::{self, File};
 use tokio::io::{AsyncReadExt, AsyncSeekExt, SeekFrom};
-use tokio::time;
 
-/// So long may a line be on its way to somebody who follows.
-const POLL: Duration = Duration::from_millis(50);
+use super::log_changes::LogChanges;
+
 /// The most that is in memory of what is sent.
 const PIECE: usize = 64 * 1024;
 
@@ -28,7 +26,8 @@ pub(super) struct LogReader {
     view: LogView,
     file: File,
     inode: u64,
-    follow: bool,
+    /// If it is followed.
+    changes: Option<LogChanges>,
     /// Without following: how far the log went when we came.
     end: (u64, u64),
     read: u64,
@@ -50,6 +49,7 @@ impl LogReader {
         (tail, follow): (Option<u64>, bool),
     ) -> io::Result<Self> {
         let missing = || io::Error::from(io::ErrorKind::NotFound);
+        let changes = follow.then(|| LogChanges::of(&source.path));
         loop {
             let pieces = pieces(&source.path).await?;
             let last = pieces.last().ok_or_else(missing)?;
@@ -62,7 +62,7 @@ impl LogReader {
             file.seek(SeekFrom::Start(start)).await?;
             let (inode, view) = (pieces[at].inode, LogView::new(options));
             let buffer = vec![0; PIECE];
-            return Ok(Self { source, view, file, inode, follow, end, read: start, buffer });
+            return Ok(Self { source, view, file, inode, changes, end, read: start, buffer });
         }
     }
 
@@ -72,7 +72,7 @@ impl LogReader {
             if self.view.is_full() {
                 return None;
             }
-            let is_last = !self.follow && self.inode == self.end.0;
+            let is_last = self.changes.is_none() && self.inode == self.end.0;
             let left = if is_last { self.end.1.saturating_sub(self.read) } else { u64::MAX };
             let room = usize::try_from(left).unwrap_or(PIECE).min(PIECE);
             // Asked before reading: what it wrote before it ended is there then.
@@ -89,9 +89,9 @@ impl LogReader {
             if is_last {
                 return None;
             }
-            match self.advance().await {
-                Ok(true) => {}
-                Ok(false) if self.follow && !ended => time::sleep(POLL).await,
+            match (self.advance().await, &self.changes) {
+                (Ok(true), _) => {}
+                (Ok(false), Some(changes)) if !ended => changes.next().await,
                 _ => return None,
             }
         }
@@ -193,6 +193,7 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
 
+    use super::super::log_changes::POLL;
     use super::*;
 
     /// A log in a directory of its own.

@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
 use roadstead_pod::addresses::Addresses;
+use roadstead_typed::Typed;
 use serde_json::json;
 use tokio::time;
 use tracing::warn;
@@ -113,7 +114,7 @@ async fn register(client: &Client, name: &str, own: Addresses) -> anyhow::Result
         let node = json!({"metadata": {"name": name,
             "labels": {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux"}},
             "status": {"addresses": addresses}});
-        let made = nodes.create(&PostParams::default(), &serde_json::from_value(node)?).await;
+        let made = nodes.create(&PostParams::default(), &Node::from_value(&node)?).await;
         made.with_context(|| format!("cannot make the Node {name}"))?;
     }
     let patch = json!({"status": {"addresses": addresses}});

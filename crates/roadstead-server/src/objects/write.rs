@@ -22,6 +22,7 @@ use crate::api::Api;
 use crate::error::ApiError;
 use crate::identity::user::User;
 use crate::kinds::admission::{self, Occasion};
+use crate::objects::common_turn::CommonTurn;
 use crate::objects::update::Update;
 use crate::reading::object;
 use crate::registry::{KindRef, Resource};
@@ -226,7 +227,8 @@ async fn insert(
     let info = resource.info();
     let name = object.text("/metadata/name").to_owned();
     let key = resource.key(namespace, &name);
-    let _turns = admission::turns(api, resource, namespace, Occasion::Create).await;
+    let mut common = CommonTurn::default();
+    let mut turns = admission::turns(api, resource, namespace, Occasion::Create).await;
     for _ in 0..ATTEMPTS {
         if !name.is_empty() && api.storage.store.get(&key).is_some() {
             return Err(ApiError::already_exists(info, &name));
@@ -239,6 +241,12 @@ async fn insert(
         let transaction = resource.strategy.complete(context, None, &mut object, transaction)?;
         validate(resource, Writable::Main, &object, None)?;
         let transaction = admission::complete(context, None, &object, transaction)?;
+        if !common.allows(api, resource, &transaction) {
+            drop(turns);
+            common.wait().await;
+            turns = admission::turns(api, resource, namespace, Occasion::Create).await;
+            continue;
+        }
         let notes = resource.strategy.notes(context, None, &object);
         let notes = notes.and(admission::notes(context, None, &object));
         let mut warnings = resource.kind.warnings_on_create(&object);
@@ -281,9 +289,11 @@ pub(crate) async fn update(
     // Where others write, too, memory may be behind: an attempt from there may end in a commit, but every
     // other end is looked at again when it is certain that nothing is missing.
     let mut certain = !store.is_shared();
+    let mut common = CommonTurn::default();
     for _ in 0..ATTEMPTS {
+        common.wait().await;
         let before = store.revision();
-        match update.attempt(&mut change).await {
+        match update.attempt(&mut change, &mut common).await {
             Ok(None) => {}
             Ok(Some(written)) if certain || written.entry.revision > before => return Ok(written),
             Err(error) if certain || !error.is_refusal() => return Err(error),

@@ -12,6 +12,7 @@ mod joining;
 mod lists;
 mod methods;
 mod metrics;
+mod node_ports_in_etcd;
 mod nodes;
 mod parts;
 mod pod_security;

@@ -9,6 +9,7 @@
 mod definitions;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use bytes::Bytes;
 use roadstead_api::kinds;
@@ -35,6 +36,8 @@ const BESIDES: [(&str, &str); 3] = [
     (node_ports::RANGES, "ranges"),
     (crate::servers::BUCKET, "masterleases"),
 ];
+/// What ends by itself.
+const EVENTS: &str = "events";
 /// Groups of built-in kinds that have their group before.
 const WITH_GROUP: [&str; 2] = ["apiextensions.k8s.io", "apiregistration.k8s.io"];
 /// How objects begin that we have written ourselves.
@@ -50,6 +53,7 @@ pub struct KubernetesLayout {
     directories: BTreeMap<String, String>,
     /// The same the other way round.
     buckets: BTreeMap<String, String>,
+    event_ttl: Duration,
 }
 
 impl KubernetesLayout {
@@ -67,7 +71,13 @@ impl KubernetesLayout {
         directories.extend(others.map(|(bucket, place)| (bucket.to_owned(), place.to_owned())));
         let turned = directories.iter().map(|(bucket, place)| (place.clone(), bucket.clone()));
         let prefix = format!("/{}/", prefix.trim_matches('/'));
-        Self { prefix, buckets: turned.collect(), directories }
+        let event_ttl = Duration::from_secs(60 * 60);
+        Self { prefix, buckets: turned.collect(), directories, event_ttl }
+    }
+
+    /// The same, with Events that last so long after they were written.
+    pub fn with_event_ttl(self, event_ttl: Duration) -> Self {
+        Self { event_ttl, ..self }
     }
 
     /// The bucket of a key without its prefix, and the rest of the key.
@@ -118,6 +128,10 @@ impl KeyLayout for KubernetesLayout {
             _ => return None,
         };
         Some(Key::new(bucket, path))
+    }
+
+    fn lasts(&self, key: &Key) -> Option<Duration> {
+        (*key.bucket == *EVENTS).then_some(self.event_ttl)
     }
 
     fn value(&self, key: &Key, stored: Bytes) -> Bytes {

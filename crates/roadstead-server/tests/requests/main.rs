@@ -6,6 +6,7 @@ mod certificates;
 mod definitions;
 mod documents;
 mod dry_runs;
+mod events_in_etcd;
 mod fairness;
 mod impersonate;
 mod joining;

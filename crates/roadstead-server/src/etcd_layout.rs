@@ -7,6 +7,7 @@
 //! JSON of any shape, and protobuf.
 
 mod definitions;
+pub mod survey;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -143,6 +144,12 @@ impl KeyLayout for KubernetesLayout {
             Err(_) => stored,
         }
     }
+}
+
+/// Whether servers make an entry anew when they start over another store: of what Services hold, or because
+/// they are there.
+pub fn is_made_anew(key: &Key) -> bool {
+    [node_ports::ROWS, node_ports::RANGES, crate::servers::BUCKET].contains(&&*key.bucket)
 }
 
 /// Whether a value has the form in which we write: what else there may be is read and written anew.

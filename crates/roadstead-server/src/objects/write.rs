@@ -14,6 +14,7 @@ use roadstead_schema::json::{Pointer, child, is_deeper};
 use roadstead_schema::types::Schema;
 use roadstead_store::entry::{Entry, Key, Revision};
 use roadstead_store::error::StoreError;
+use roadstead_store::kv::Store;
 use roadstead_store::transaction::Transaction;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -325,7 +326,7 @@ pub(crate) async fn commit(
         return Ok(Some(api.storage.store.revision()));
     }
     let dns = api.dns().filter(|dns| dns.concerns(&transaction));
-    match api.storage.store.commit(transaction).await {
+    match commit_with_less(&api.storage.store, transaction).await {
         Ok(revision) => {
             if let Some(dns) = dns {
                 dns.wait(revision).await;
@@ -337,6 +338,16 @@ pub(crate) async fn commit(
         }
         Err(StoreError::Conflict { .. }) => Ok(None),
         Err(error) => Err(error.into()),
+    }
+}
+
+/// Where there is no room, a removal does without what it would write besides: counts and ports are
+/// mended later, and the object is gone.
+async fn commit_with_less(store: &Store, transaction: Transaction) -> Result<Revision, StoreError> {
+    let less = store.is_shared().then(|| transaction.removal_alone()).flatten();
+    match (store.commit(transaction).await, less) {
+        (Err(StoreError::NoSpace { .. }), Some(less)) => store.commit(less).await,
+        (result, _) => result,
     }
 }
 

@@ -2,6 +2,8 @@
 //! a server that is killed leaves nothing behind but its clients, who go on at the other; without etcd
 //! nobody is ready, and afterwards nothing is lost.
 
+mod operating;
+
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdout, Stdio};
 use std::sync::mpsc::{Receiver, channel};

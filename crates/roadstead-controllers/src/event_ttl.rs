@@ -1,4 +1,5 @@
-//! Events are forgotten after an hour.
+//! Events are forgotten after an hour, where the API server keeps them itself. In etcd they have a lease and
+//! end by themselves, whether kube-apiserver has written them or ours.
 
 use std::time::Duration;
 
@@ -46,6 +47,9 @@ impl Controller for State {
 }
 
 async fn find_old(client: Client, now: Timestamp) -> Result<WritePlan<&'static str>, kube::Error> {
+    if !keeps_events(&client).await? {
+        return Ok(WritePlan::none());
+    }
     // Not typed: one event that makes no sense would keep all others.
     let all: Api<DynamicObject> = Api::all_with(client, &ApiResource::erase::<Event>(&()));
     let events = all.list(&ListParams::default()).await?;
@@ -53,6 +57,13 @@ async fn find_old(client: Client, now: Timestamp) -> Result<WritePlan<&'static s
     let delete =
         |event: &DynamicObject| Write::delete(EVENTS, key_of(event), event.metadata.uid.as_deref());
     Ok(WritePlan::writes(old.map(delete).collect()))
+}
+
+/// Whether the server has a store of its own: it says so among its checks, and no other server does.
+async fn keeps_events(client: &Client) -> Result<bool, kube::Error> {
+    let request = http::Request::get("/readyz?verbose").body(Vec::new());
+    let request = request.map_err(kube::Error::HttpError)?;
+    Ok(client.request_text(request).await?.contains("]storage-scrub "))
 }
 
 /// Whether nobody has seen the event for an hour; one that does not say when is as old as it is.

@@ -227,7 +227,9 @@ async fn old_events_go() {
             "lastTimestamp": last})
     };
     let all = [event("old", "2024-01-01T00:00:00Z"), event("new", "2999-01-01T00:00:00Z")];
-    let api = FakeApi::default().with("/api/v1/events", &all);
+    let elsewhere = FakeApi::default().with("/api/v1/events", &all);
+    assert_eq!(elsewhere.run("event-ttl", 200).await, "", "in etcd they end by themselves");
+    let api = elsewhere.with("/readyz", &[json!("[+]storage-scrub ok")]);
     let old = "DELETE /api/v1/namespaces/default/events/old";
     assert_eq!(api.run("event-ttl", 50).await, "", "not at once");
     assert_eq!(api.run("event-ttl", 61).await, old);

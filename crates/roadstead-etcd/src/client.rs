@@ -19,9 +19,8 @@ use crate::failure::Failure;
 use crate::member::{Lane, Member};
 use crate::member_url::MemberUrl;
 use crate::messages::{
-    AlarmRequest, AlarmResponse, CompactionRequest, HeaderResponse, LeaseGrantRequest,
-    LeaseRequest, LeaseResponse, RangeRequest, RangeResponse, StatusRequest, StatusResponse,
-    TxnRequest, TxnResponse, WatchCreate, WatchRequest, WatchResponse,
+    CompactionRequest, HeaderResponse, LeaseGrantRequest, LeaseRequest, LeaseResponse,
+    RangeRequest, RangeResponse, TxnRequest, TxnResponse, WatchCreate, WatchRequest, WatchResponse,
 };
 use crate::pace::Pace;
 
@@ -35,7 +34,7 @@ const LONG: Duration = Duration::from_secs(10);
 /// A cluster.
 #[derive(Debug)]
 pub struct Client {
-    members: Vec<Member>,
+    pub(crate) members: Vec<Member>,
     /// The member that is asked first.
     preferred: AtomicUsize,
     pace: Mutex<Pace>,
@@ -63,9 +62,12 @@ impl Watch {
 impl Client {
     /// Does not connect yet. The configuration is for those of the endpoints that need TLS.
     pub fn new(endpoints: &[MemberUrl], mut tls: ClientConfig) -> Self {
+        let pages = Arc::new(tls.clone());
         tls.alpn_protocols = vec![b"h2".to_vec()];
         let tls = Arc::new(tls);
-        let members = endpoints.iter().map(|endpoint| Member::new(&endpoint.target(&tls)));
+        let member =
+            |endpoint: &MemberUrl| Member::new(&endpoint.target(&tls), endpoint.target(&pages));
+        let members = endpoints.iter().map(member);
         let preferred = AtomicUsize::new(0);
         Self { members: members.collect(), preferred, pace: Mutex::default() }
     }
@@ -116,24 +118,6 @@ impl Client {
         self.repeat(Lane::Read, "Lease/LeaseRevoke", &request, (deadline, None)).await
     }
 
-    /// How each of the members is, in the order of their endpoints.
-    pub async fn status(&self) -> Vec<Result<StatusResponse, Failure>> {
-        let mut all = Vec::new();
-        for member in &self.members {
-            let method = "/etcdserverpb.Maintenance/Status";
-            let channel = member.channel(Lane::Read);
-            let found = channel.call(method, &StatusRequest {}, Duration::from_secs(2)).await;
-            all.push(found.map_err(|status| Failure::of(&status)));
-        }
-        all
-    }
-
-    /// The alarms that there are.
-    pub async fn alarms(&self, deadline: Instant) -> Result<AlarmResponse, Failure> {
-        let request = AlarmRequest::default();
-        self.repeat(Lane::Read, "Maintenance/Alarm", &request, (deadline, None)).await
-    }
-
     /// Follows keys.
     pub async fn watch(&self, create: WatchCreate) -> Result<Watch, Failure> {
         let question = WatchRequest { create: Some(create) };
@@ -149,7 +133,7 @@ impl Client {
     }
 
     /// One attempt after the other, until the deadline.
-    async fn repeat<A: Message + Default>(
+    pub(crate) async fn repeat<A: Message + Default>(
         &self,
         lane: Lane,
         method: &str,

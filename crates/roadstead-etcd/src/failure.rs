@@ -58,6 +58,11 @@ impl Failure {
     pub fn is_passing(&self) -> bool {
         matches!(self, Self::Nothing(_) | Self::Unknown(_))
     }
+
+    /// Whether the lease that a key was to end with has ended.
+    pub fn is_about_leases(&self) -> bool {
+        matches!(self, Self::Refused(text) if text.contains("requested lease not found"))
+    }
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 pub mod client;
 
 pub mod failure;
+pub mod maintenance;
 mod member;
 pub mod member_url;
 pub mod messages;

@@ -25,6 +25,8 @@ pub(crate) enum Lane {
 #[derive(Debug)]
 pub(crate) struct Member {
     target: ServiceAddress,
+    /// The same, for what is no gRPC.
+    pages: ServiceAddress,
     channels: [GrpcChannel; 3],
     health: Mutex<Health>,
 }
@@ -43,14 +45,20 @@ impl fmt::Display for Member {
 }
 
 impl Member {
-    pub(crate) fn new(target: &ServiceAddress) -> Self {
+    pub(crate) fn new(target: &ServiceAddress, pages: ServiceAddress) -> Self {
         let channels = [(); 3].map(|()| GrpcChannel::to(target.clone(), LONGEST));
         let target = target.clone();
-        Self { target, channels, health: Mutex::new(Health { rests_until: None, pause: PAUSE.0 }) }
+        let health = Mutex::new(Health { rests_until: None, pause: PAUSE.0 });
+        Self { target, pages, channels, health }
     }
 
     pub(crate) fn channel(&self, lane: Lane) -> &GrpcChannel {
         &self.channels[lane as usize]
+    }
+
+    /// Where its pages are.
+    pub(crate) fn pages(&self) -> &ServiceAddress {
+        &self.pages
     }
 
     /// Until when it is to be avoided, if it is.

@@ -334,9 +334,15 @@ pub struct StatusResponse {
     /// What is wrong with it.
     #[prost(string, repeated, tag = "8")]
     pub errors: Vec<String>,
+    /// How much of its file is in use.
+    #[prost(int64, tag = "9")]
+    pub db_size_in_use: i64,
     /// Whether it only learns yet.
     #[prost(bool, tag = "10")]
     pub is_learner: bool,
+    /// How large its file may become; 0 from versions before 3.6, which do not say.
+    #[prost(int64, tag = "12")]
+    pub db_size_quota: i64,
 }
 
 /// Asks for alarms, or ends one.
@@ -373,4 +379,52 @@ pub struct Alarm {
     /// Which one: 1 is `NOSPACE`.
     #[prost(int32, tag = "2")]
     pub alarm: i32,
+}
+
+/// Asks for everything that a member has.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(crate) struct SnapshotRequest {}
+
+/// A piece of a member's file.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(crate) struct SnapshotResponse {
+    /// How many bytes come after it.
+    #[prost(uint64, tag = "2")]
+    pub remaining_bytes: u64,
+    /// The piece.
+    #[prost(bytes = "bytes", tag = "3")]
+    pub blob: Bytes,
+}
+
+/// Asks a member to give back to its disk what is free in its file.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(crate) struct DefragmentRequest {}
+
+/// Asks who is in the cluster.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(crate) struct MemberListRequest {}
+
+/// Who is in the cluster.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct MemberListResponse {
+    /// Who answers, and when.
+    #[prost(message, optional, tag = "1")]
+    pub header: Option<Header>,
+    /// All of them.
+    #[prost(message, repeated, tag = "2")]
+    pub members: Vec<ClusterMember>,
+}
+
+/// A member as the cluster knows it.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct ClusterMember {
+    /// Which.
+    #[prost(uint64, tag = "1")]
+    pub id: u64,
+    /// What its operator calls it.
+    #[prost(string, tag = "2")]
+    pub name: String,
+    /// Where clients reach it, as it says.
+    #[prost(string, repeated, tag = "4")]
+    pub client_urls: Vec<String>,
 }

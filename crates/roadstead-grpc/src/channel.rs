@@ -11,7 +11,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use prost::Message;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, mpsc};
 use tokio::time;
 
 use crate::conversation::Conversation;
@@ -82,6 +82,22 @@ impl GrpcChannel {
         let late = || format!("no answer to {method} within {limit:?}");
         match time::timeout(limit, self.send(method, questions)).await {
             Ok(answer) => Ok(Conversation::new(answer?, more, self.longest)),
+            Err(_) => Err(Status::new(Code::DeadlineExceeded, late())),
+        }
+    }
+
+    /// Asks one question that is answered in many pieces, if the service begins to answer within the limit.
+    pub async fn listen<A: Message + Default>(
+        &self,
+        method: &str,
+        question: &impl Message,
+        limit: Duration,
+    ) -> Result<Conversation<A>, Status> {
+        let body = Questions::one(frame::encode(question));
+        let late = || format!("no answer to {method} within {limit:?}");
+        match time::timeout(limit, self.send(method, body)).await {
+            // Nobody listens to what might be said besides.
+            Ok(answer) => Ok(Conversation::new(answer?, mpsc::channel(1).0, self.longest)),
             Err(_) => Err(Status::new(Code::DeadlineExceeded, late())),
         }
     }

@@ -33,7 +33,7 @@ impl fmt::Display for ServiceAddress {
 }
 
 /// A connection, of whatever kind.
-pub(crate) trait Wire: AsyncRead + AsyncWrite + Send {}
+pub trait Wire: AsyncRead + AsyncWrite + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Send> Wire for T {}
 
@@ -49,7 +49,8 @@ impl ServiceAddress {
         }
     }
 
-    pub(crate) async fn dial(&self) -> io::Result<Pin<Box<dyn Wire>>> {
+    /// A connection, over which nothing has been said yet.
+    pub async fn dial(&self) -> io::Result<Pin<Box<dyn Wire>>> {
         match self {
             Self::Socket(path) => Ok(Box::pin(UnixStream::connect(path).await?)),
             Self::Plain(host, port) => Ok(Box::pin(tcp(host, *port).await?)),

@@ -38,6 +38,7 @@ mod pod_amounts;
 pub mod pod_status;
 pub mod pod_view;
 pub mod pods;
+pub mod port_bitmap;
 pub mod quota;
 pub mod replicaset;
 pub mod revisions;

@@ -17,7 +17,8 @@ use crate::api::Api;
 use crate::error::ApiError;
 use crate::identity::rbac::{self, bootstrap::Bootstrap};
 use crate::kinds::namespace::PERMANENT;
-use crate::kinds::service::allocate::repair;
+use crate::kinds::service::allocate::repair::{self, Difference};
+use crate::kinds::service::allocate::take_over;
 use crate::kinds::{custom_resource_definition, flow_control, service_cidr};
 use crate::objects::write::{self, Context, Writable};
 use crate::registry::Resource;
@@ -25,6 +26,8 @@ use crate::servers;
 
 /// How often to look whether somebody has deleted what must be there.
 const KEEP: Duration = Duration::from_secs(10);
+/// After how many such times addresses and ports are checked, where others write, too: as often as upstream.
+const REPAIR: u32 = 18;
 const AUTO_UPDATE: &str = "rbac.authorization.kubernetes.io/autoupdate";
 /// By which the server owns what it writes itself.
 const MANAGER: &str = "roadstead";
@@ -34,6 +37,7 @@ const CLUSTER_INFO: &str = "cluster-info";
 /// Makes the first namespaces and the `kubernetes` Service, and points the Service at this
 /// server. What exists already is left as it is.
 pub async fn run(api: &Api) -> Result<(), ApiError> {
+    take_over::run(api).await?;
     custom_resource_definition::resume(api).await?;
     let namespaces = PERMANENT.map(|name| {
         let object = json!({"metadata": {"name": name}});
@@ -130,14 +134,9 @@ pub async fn keep(api: Arc<Api>, stop: CancellationToken) {
 }
 
 async fn bring_back(api: Arc<Api>, stop: CancellationToken) {
-    let checked = api.clone();
-    // Nobody needs to wait for this.
-    let check = tokio::task::spawn_blocking(move || repair::differences(&checked));
-    match check.await {
-        Ok(Ok(found)) => repair::mend(&api, found).await,
-        Ok(Err(error)) => warn!(error = %error.message, "cannot check addresses and ports"),
-        Err(error) => warn!(%error, "cannot check addresses and ports"),
-    }
+    let mut passing = repair_round(&api, Vec::new()).await;
+    let shared = api.storage.store.is_shared();
+    let mut rounds = 0_u32;
     loop {
         tokio::select! {
             () = stop.cancelled() => {
@@ -148,6 +147,11 @@ async fn bring_back(api: Arc<Api>, stop: CancellationToken) {
             }
             () = tokio::time::sleep(KEEP) => {}
         }
+        rounds += 1;
+        // Where others write, they may leave what they have taken.
+        if !passing.is_empty() || shared && rounds.is_multiple_of(REPAIR) {
+            passing = repair_round(&api, passing).await;
+        }
         if let Err(error) = own_service(&api, Say::Nothing).await {
             warn!(error = %error.message, "cannot bring the Service kubernetes up to date");
         }
@@ -155,6 +159,29 @@ async fn bring_back(api: Arc<Api>, stop: CancellationToken) {
             warn!(error = %error.message, "cannot keep FlowSchemas and priority levels");
         }
     }
+}
+
+/// Mends what is taken and not held, or held and not taken. Where others write, too, what may be on its way
+/// is mended only if it was so in the round before; it is returned for the next one.
+async fn repair_round(api: &Arc<Api>, before: Vec<Difference>) -> Vec<Difference> {
+    let looking = api.clone();
+    let found = tokio::task::spawn_blocking(move || repair::differences(&looking)).await;
+    let found = match found {
+        Ok(Ok(found)) => found,
+        Ok(Err(error)) => {
+            warn!(error = %error.message, "cannot check addresses and ports");
+            return before;
+        }
+        Err(error) => {
+            warn!(%error, "cannot check addresses and ports");
+            return before;
+        }
+    };
+    let shared = api.storage.store.is_shared();
+    let is_passing = |one: &Difference| shared && one.may_pass() && !before.contains(one);
+    let (passing, certain) = found.into_iter().partition(is_passing);
+    repair::mend(api, certain).await;
+    passing
 }
 
 /// Whether to tell the operator about what is not as asked for.

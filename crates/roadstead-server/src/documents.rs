@@ -27,6 +27,7 @@ use made::Document;
 pub(crate) async fn answer(request: &ActiveRequest) -> Result<Response<Body>, ApiError> {
     let path = request.parts.uri.path();
     if path == "/debug/snapshot" {
+        request.api.storage.store.fresh().await?;
         return Ok(snapshot(&request.api));
     }
     // Health does not wait for kinds to be read.

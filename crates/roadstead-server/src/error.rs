@@ -359,10 +359,10 @@ impl From<StoreError> for ApiError {
             conflict @ StoreError::Conflict { .. } => Self::internal(conflict.to_string()),
             // Upstream gives no reason either.
             full @ StoreError::Full { .. } => Self::untyped(full.to_string()),
-            // As Kubernetes answers when etcd is out of space. Clients retry 503 until they are tired.
-            failed @ (StoreError::ReadOnly { .. } | StoreError::NoSpace { .. }) => {
-                Self::internal(failed.to_string())
-            }
+            // As Kubernetes answers when etcd is out of space.
+            failed @ StoreError::ReadOnly { .. } => Self::internal(failed.to_string()),
+            // Nobody is told to ask again: it takes somebody who makes room.
+            full @ StoreError::NoSpace { .. } => Self::unavailable(full.to_string()),
             away @ StoreError::Unavailable { .. } => Self::for_a_moment(away.to_string()),
             unknown @ StoreError::Unknown { .. } => {
                 Self::new(StatusCode::GATEWAY_TIMEOUT, "Timeout", unknown.to_string())

@@ -7,8 +7,10 @@
 //! JSON of any shape, and protobuf.
 
 mod definitions;
+pub mod survey;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use bytes::Bytes;
 use roadstead_api::kinds;
@@ -17,6 +19,7 @@ use roadstead_store::entry::Key;
 use roadstead_store::layout::KeyLayout;
 use serde_json::Value;
 
+use crate::kinds::service::allocate::node_ports;
 use crate::reading::object;
 
 /// Resources that are not below their own names.
@@ -27,10 +30,15 @@ const RENAMED: [(&str, &str); 5] = [
     ("replicationcontrollers", "controllers"),
     ("ingresses.networking.k8s.io", "ingress"),
 ];
-/// What is kept beside objects: taken node ports (of ours), and the addresses of all servers.
-const BESIDES: [(&str, &str); 2] =
-    [(NODE_PORTS, "ranges/roadstead-nodeports"), (crate::servers::BUCKET, "masterleases")];
-const NODE_PORTS: &str = "nodeports";
+/// What is kept beside objects: taken node ports, as they were kept here once, too, and the addresses of all
+/// servers.
+const BESIDES: [(&str, &str); 3] = [
+    (node_ports::ROWS, "ranges/roadstead-nodeports"),
+    (node_ports::RANGES, "ranges"),
+    (crate::servers::BUCKET, "masterleases"),
+];
+/// What ends by itself.
+const EVENTS: &str = "events";
 /// Groups of built-in kinds that have their group before.
 const WITH_GROUP: [&str; 2] = ["apiextensions.k8s.io", "apiregistration.k8s.io"];
 /// How objects begin that we have written ourselves.
@@ -46,6 +54,7 @@ pub struct KubernetesLayout {
     directories: BTreeMap<String, String>,
     /// The same the other way round.
     buckets: BTreeMap<String, String>,
+    event_ttl: Duration,
 }
 
 impl KubernetesLayout {
@@ -63,16 +72,30 @@ impl KubernetesLayout {
         directories.extend(others.map(|(bucket, place)| (bucket.to_owned(), place.to_owned())));
         let turned = directories.iter().map(|(bucket, place)| (place.clone(), bucket.clone()));
         let prefix = format!("/{}/", prefix.trim_matches('/'));
-        Self { prefix, buckets: turned.collect(), directories }
+        let event_ttl = Duration::from_secs(60 * 60);
+        Self { prefix, buckets: turned.collect(), directories, event_ttl }
+    }
+
+    /// The same, with Events that last so long after they were written.
+    pub fn with_event_ttl(self, event_ttl: Duration) -> Self {
+        Self { event_ttl, ..self }
     }
 
     /// The bucket of a key without its prefix, and the rest of the key.
     fn bucket<'a>(&self, place: &'a str) -> Option<(String, &'a str)> {
         let (first, rest) = place.split_once('/')?;
-        if let Some(bucket) = self.buckets.get(first) {
-            return Some((bucket.clone(), rest));
+        let second = rest.split_once('/');
+        match (self.buckets.get(first), second) {
+            // Cluster addresses were kept beside node ports once.
+            (Some(bucket), None) if bucket == node_ports::RANGES => {
+                return (rest == &node_ports::BITMAP[1..]).then(|| (bucket.clone(), rest));
+            }
+            (Some(bucket), _) if bucket != node_ports::RANGES => {
+                return Some((bucket.clone(), rest));
+            }
+            _ => {}
         }
-        let (second, below) = rest.split_once('/')?;
+        let (second, below) = second?;
         if let Some(bucket) = self.buckets.get(&format!("{first}/{second}")) {
             return Some((bucket.clone(), below));
         }
@@ -100,7 +123,7 @@ impl KeyLayout for KubernetesLayout {
         let names = rest.split('/').filter(|name| !name.is_empty()).count();
         let whole = !rest.starts_with('/') && !rest.ends_with('/');
         let path = match names {
-            1 if whole && bucket == NODE_PORTS => rest.to_owned(),
+            1 if whole && bucket == node_ports::ROWS => rest.to_owned(),
             1 if whole => format!("/{rest}"),
             2 if whole => rest.to_owned(),
             _ => return None,
@@ -108,8 +131,12 @@ impl KeyLayout for KubernetesLayout {
         Some(Key::new(bucket, path))
     }
 
+    fn lasts(&self, key: &Key) -> Option<Duration> {
+        (*key.bucket == *EVENTS).then_some(self.event_ttl)
+    }
+
     fn value(&self, key: &Key, stored: Bytes) -> Bytes {
-        if *key.bucket == *NODE_PORTS || is_own(&stored) {
+        if *key.bucket == *node_ports::ROWS || is_own(&stored) {
             return stored;
         }
         match read(&stored) {
@@ -117,6 +144,12 @@ impl KeyLayout for KubernetesLayout {
             Err(_) => stored,
         }
     }
+}
+
+/// Whether servers make an entry anew when they start over another store: of what Services hold, or because
+/// they are there.
+pub fn is_made_anew(key: &Key) -> bool {
+    [node_ports::ROWS, node_ports::RANGES, crate::servers::BUCKET].contains(&&*key.bucket)
 }
 
 /// Whether a value has the form in which we write: what else there may be is read and written anew.
@@ -185,6 +218,7 @@ mod tests {
             ("bells.example.com", "shop/big", "example.com/bells/shop/big"),
             ("towers.example.com", "/big", "example.com/towers/big"),
             ("nodeports", "30080", "ranges/roadstead-nodeports/30080"),
+            ("rangeallocations", "/servicenodeports", "ranges/servicenodeports"),
             ("masterleases", "/10.0.0.5", "masterleases/10.0.0.5"),
         ];
         for (bucket, path, place) in cases {

@@ -5,10 +5,13 @@
 //! asks, or has to be written in the same transaction. Generic code (`request`, `objects`, `reading`,
 //! `documents`) knows kinds only by these two traits and by their [`Subresource`]s.
 
+use std::sync::Arc;
+
 use futures::future::BoxFuture;
 use http::Response;
 use roadstead_store::transaction::Transaction;
 use serde_json::Value;
+use tokio::sync::Mutex;
 
 use crate::api::Api;
 use crate::config::Services;
@@ -158,6 +161,12 @@ pub(crate) trait Strategy: Sync {
         transaction: Transaction,
     ) -> Result<Transaction, ApiError> {
         Ok(transaction)
+    }
+
+    /// The turn that a write has to wait for, because all who write the same besides their own object would
+    /// otherwise overtake each other.
+    fn turn<'a>(&self, _api: &'a Api, _transaction: &Transaction) -> Option<&'a Arc<Mutex<()>>> {
+        None
     }
 
     /// Says what to tell about a write that will be made, by other objects; what a kind says by itself

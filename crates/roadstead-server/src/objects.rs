@@ -2,6 +2,7 @@
 
 pub mod admission_plugins;
 pub mod await_dns;
+pub(crate) mod common_turn;
 pub(crate) mod delete;
 pub(crate) mod patch;
 pub(crate) mod scale;

@@ -71,8 +71,8 @@ pub enum StoreError {
     },
     /// The log elsewhere is full. Deletions pass.
     #[error(
-        "{cause}: nothing can be created or changed; make room (delete objects, compact and \
-         defragment etcd, or raise its --quota-backend-bytes), then end its alarm: etcdctl alarm disarm"
+        "{cause}: nothing can be created or changed, only deleted; delete what is not needed or give etcd a \
+         larger --quota-backend-bytes, then `roadstead etcd heal` makes room and ends the alarm"
     )]
     NoSpace {
         /// In its words.

@@ -1,6 +1,7 @@
 //! Where entries are in etcd, and in which form.
 
 use std::fmt::Debug;
+use std::time::Duration;
 
 use bytes::Bytes;
 
@@ -16,6 +17,11 @@ pub trait KeyLayout: Debug + Send + Sync {
 
     /// The entry at a place; `None` if it is none of ours, and not to be touched.
     fn key(&self, place: &str) -> Option<Key>;
+
+    /// How long an entry lasts after it was written, if not until somebody removes it.
+    fn lasts(&self, _key: &Key) -> Option<Duration> {
+        None
+    }
 
     /// The value of an entry as our readers know it, made of what others may have written. What cannot be
     /// understood is given as it is.

@@ -53,6 +53,18 @@ impl Transaction {
         self.writes.iter().any(|(key, _)| *key.bucket == *bucket)
     }
 
+    /// Of a deletion that removes something and writes something besides: the removal alone, which takes no room.
+    pub fn removal_alone(&self) -> Option<Self> {
+        let is_put = |(_, value): &(Key, Option<Bytes>)| value.is_some();
+        let puts = self.writes.iter().filter(|write| is_put(write)).count();
+        let is_mixed = puts > 0 && puts < self.writes.len();
+        (self.frees && is_mixed).then(|| {
+            let mut alone = self.clone();
+            alone.writes.retain(|write| !is_put(write));
+            alone
+        })
+    }
+
     /// Removes an entry; if there is none, nothing happens.
     pub fn delete(mut self, key: Key) -> Self {
         self.writes.push((key, None));

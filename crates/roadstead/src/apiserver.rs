@@ -41,7 +41,7 @@ use crate::{culprit, machine, notify};
 #[derive(Debug, Parser)]
 pub(crate) struct Args {
     /// Keep everything in memory: objects and certificates are gone when the process ends.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "etcd_servers")]
     ephemeral: bool,
     /// Where objects and certificates are kept.
     #[arg(long, value_name = "DIRECTORY", default_value_os_t = machine::data_dir())]

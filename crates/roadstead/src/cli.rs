@@ -13,7 +13,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use crate::log_level::LogLevel;
 use crate::part_logs::PartLogs;
 use crate::{
-    apiserver, certificates, controllers, dns, image, join, lab, leave, netpol, node, notify,
+    apiserver, certificates, controllers, dns, etcd, image, join, lab, leave, netpol, node, notify,
     prometheus, proxy, render, shell, snapshot, token, trace, up, wait,
 };
 
@@ -82,6 +82,8 @@ pub(crate) enum Command {
     Dns(Box<dns::Args>),
     /// Save all objects in a file, or restore them from one.
     Snapshot(snapshot::Args),
+    /// Look after the etcd in which API servers keep their objects.
+    Etcd(etcd::Args),
     /// Load, pull, list, save and remove the images of this machine.
     Image(image::Args),
     /// Show or renew certificates, and the keys of service-account tokens.
@@ -133,6 +135,7 @@ pub(crate) async fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Wait(args) => wait::run(args).await,
         Command::Dns(args) => dns::run(*args).await,
         Command::Snapshot(args) => snapshot::run(args).await,
+        Command::Etcd(args) => etcd::run(args).await,
         Command::Image(args) => image::run(args).await,
         Command::Certificates(args) => certificates::run(args),
         Command::Prometheus(args) => prometheus::run(args).await,

@@ -15,6 +15,7 @@ mod data_directory;
 mod definitions;
 mod dns;
 mod duration;
+mod etcd;
 mod etcd_args;
 mod identities;
 mod image;

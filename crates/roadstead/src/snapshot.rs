@@ -51,7 +51,7 @@ struct Save {
     #[arg(long, value_name = "DIRECTORY", default_value_os_t = machine::data_dir())]
     data_dir: PathBuf,
     /// If a server is running, how to reach it as an administrator [default: admin.kubeconfig in
-    /// the data directory].
+    /// the data directory]. Of a server that keeps its objects in etcd, all of them are saved, too.
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
 }
@@ -113,14 +113,34 @@ fn verify(data_dir: &Path) -> anyhow::Result<()> {
 
 async fn save(args: Save) -> anyhow::Result<()> {
     let path = apiserver::store_file(&args.data_dir);
-    if !path.exists() {
-        bail!("there is no store in {}", args.data_dir.display());
+    let elsewhere = args.kubeconfig.as_deref().filter(|_| !path.exists());
+    if !path.exists() && elsewhere.is_none() {
+        bail!(
+            "there is no store in {}; of a server that keeps its objects in etcd, --kubeconfig says how to \
+             reach it",
+            args.data_dir.display()
+        );
     }
     let file = &args.file;
     let mut options = File::options();
     let created = options.write(true).create_new(true).mode(0o600).open(file);
     let created = created.with_context(|| format!("cannot create {}", file.display()))?;
-    let written = match Store::open(&path, Options::default()) {
+    let written = match elsewhere {
+        Some(kubeconfig) => fetch(kubeconfig).await.and_then(|pieces| write(created, [pieces])),
+        None => save_store(&args, &path, created).await,
+    };
+    let saved = written.and_then(|()| read(file));
+    if saved.is_err() {
+        // It is ours, and worth nothing.
+        let _ = fs::remove_file(file);
+    }
+    eprintln!("saved {} to {}", summary(&saved?), file.display());
+    Ok(())
+}
+
+/// Saves the store of a data directory, whether or not a server has it open.
+async fn save_store(args: &Save, path: &Path, created: File) -> anyhow::Result<()> {
+    match Store::open(path, Options::default()) {
         Ok(store) => write(created, snapshot::write(&store)),
         Err(in_use @ OpenError::InUse { .. }) => {
             let usual = || args.data_dir.join("admin.kubeconfig");
@@ -131,14 +151,7 @@ async fn save(args: Save) -> anyhow::Result<()> {
             pieces.and_then(|pieces| write(created, [pieces]))
         }
         Err(error) => Err(error.into()),
-    };
-    let saved = written.and_then(|()| read(file));
-    if saved.is_err() {
-        // It is ours, and worth nothing.
-        let _ = fs::remove_file(file);
     }
-    eprintln!("saved {} to {}", summary(&saved?), file.display());
-    Ok(())
 }
 
 /// Asks a running server.

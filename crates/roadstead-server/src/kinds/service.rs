@@ -1,8 +1,11 @@
 //! Services: addresses and ports, taken and given back in the transaction that writes them, which
 //! external addresses they may have, and the way to their pods.
 
+use std::sync::Arc;
+
 use roadstead_store::transaction::Transaction;
 use serde_json::Value;
+use tokio::sync::Mutex;
 
 use crate::api::Api;
 use crate::error::ApiError;
@@ -51,6 +54,11 @@ impl Strategy for Services {
     }
 
     fn remove(&self, removal: &Removal<'_>, transaction: Transaction) -> Transaction {
-        allocate::release(removal.object, transaction).delete(removal.key())
+        allocate::release(removal.api, removal.object, transaction).delete(removal.key())
+    }
+
+    /// All who take node ports in etcd write the same key.
+    fn turn<'a>(&self, api: &'a Api, transaction: &Transaction) -> Option<&'a Arc<Mutex<()>>> {
+        allocate::node_ports::is_common(transaction).then_some(&api.network.port_turn)
     }
 }

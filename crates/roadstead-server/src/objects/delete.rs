@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use crate::api::Api;
 use crate::error::ApiError;
 use crate::kinds::admission::{self, Occasion};
+use crate::objects::common_turn::CommonTurn;
 use crate::objects::unreadable;
 use crate::objects::write::{ATTEMPTS, commit, contended, seconds};
 use crate::reading::object;
@@ -128,9 +129,11 @@ impl Deletion<'_> {
         let store = &api.storage.store;
         // As for updates: only a commit is certain at once.
         let mut certain = !store.is_shared();
+        let mut common = CommonTurn::default();
         for _ in 0..ATTEMPTS {
+            common.wait().await;
             let before = store.revision();
-            let deleted = match self.attempt(options).await {
+            let deleted = match self.attempt(options, &mut common).await {
                 Ok(None) => continue,
                 Ok(Some(deleted)) if certain || deleted.is_since(before) => deleted,
                 Err(error) if certain || !error.is_refusal() => return Err(error),
@@ -156,7 +159,11 @@ impl Deletion<'_> {
     }
 
     /// `None` means that something changed meanwhile.
-    async fn attempt(&self, options: &Options) -> Result<Option<Deleted>, ApiError> {
+    async fn attempt(
+        &self,
+        options: &Options,
+        common: &mut CommonTurn,
+    ) -> Result<Option<Deleted>, ApiError> {
         let Self { api, resource, namespace, name } = *self;
         let strategy = resource.strategy;
         let key = resource.key(namespace, name);
@@ -169,7 +176,7 @@ impl Deletion<'_> {
             let object = unreadable::outline(resource, &key);
             let guard = guard.put(key, object::encode(&object));
             let removal = Removal { api, resource, object: &object, dry_run: options.dry_run };
-            let removed = removal.commit(guard).await?;
+            let removed = removal.commit(guard, common).await?;
             return Ok(removed.map(|_| Deleted::Gone(json!({"metadata": {"name": name}}))));
         }
         let mut object = resource.value(&entry);
@@ -186,7 +193,7 @@ impl Deletion<'_> {
             || !object.list("/spec/finalizers").is_empty();
         if !held && grace == 0 {
             let removal = Removal { api, resource, object: &object, dry_run: options.dry_run };
-            let removed = removal.commit(guard).await?;
+            let removed = removal.commit(guard, common).await?;
             return Ok(removed.map(|revision| {
                 object["metadata"]["resourceVersion"] = revision.to_string().into();
                 Deleted::Gone(object)
@@ -221,10 +228,17 @@ impl Removal<'_> {
     }
 
     /// Removes the object, if `guard` is still true; `None` means that it is not.
-    pub(crate) async fn commit(&self, guard: Transaction) -> Result<Option<Revision>, ApiError> {
+    pub(crate) async fn commit(
+        &self,
+        guard: Transaction,
+        common: &mut CommonTurn,
+    ) -> Result<Option<Revision>, ApiError> {
         let Self { api, resource, dry_run, .. } = *self;
         let transaction = resource.strategy.remove(self, guard);
         let transaction = admission::remove(self, transaction);
+        if !dry_run && !common.allows(api, resource, &transaction) {
+            return Ok(None);
+        }
         let removed = commit(api, resource, transaction, dry_run).await?;
         if removed.is_some()
             && !dry_run

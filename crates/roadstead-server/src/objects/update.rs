@@ -12,6 +12,7 @@ use serde_json::Value;
 use crate::error::ApiError;
 use crate::kinds::Notes;
 use crate::kinds::admission::{self, Occasion};
+use crate::objects::common_turn::CommonTurn;
 use crate::objects::delete::Removal;
 use crate::objects::write::{Changed, Context, Writable, Written, commit, encode, place, validate};
 use crate::registry::Resource;
@@ -28,6 +29,7 @@ impl Update<'_> {
     pub(super) async fn attempt(
         &self,
         change: &mut impl FnMut(&Value) -> Result<Changed, ApiError>,
+        common: &mut CommonTurn,
     ) -> Result<Option<Written>, ApiError> {
         let Context { api, resource, namespace, dry_run, .. } = *self.context;
         let key = resource.key(namespace, self.name);
@@ -57,6 +59,9 @@ impl Update<'_> {
                 resource.kind.warnings(&new)
             }
         });
+        if !common.allows(api, resource, &transaction) {
+            return Ok(None);
+        }
         let notes = match self.part {
             Writable::Main | Writable::Field(_) | Writable::Chosen(_) => {
                 let notes = resource.strategy.notes(self.context, Some(&old), &new);
@@ -68,7 +73,7 @@ impl Update<'_> {
         let (value, revision) = if is_released(&new) {
             // What the new state would have taken is not taken: the object goes.
             let removal = Removal { api, resource, object: &old, dry_run };
-            (entry.value.clone(), removal.commit(guard).await?)
+            (entry.value.clone(), removal.commit(guard, common).await?)
         } else {
             let value = encode(resource, &new)?;
             let revision = match dry_run || value == entry.value {

@@ -14,6 +14,7 @@ use roadstead_schema::json::{Pointer, child, is_deeper};
 use roadstead_schema::types::Schema;
 use roadstead_store::entry::{Entry, Key, Revision};
 use roadstead_store::error::StoreError;
+use roadstead_store::kv::Store;
 use roadstead_store::transaction::Transaction;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -22,6 +23,7 @@ use crate::api::Api;
 use crate::error::ApiError;
 use crate::identity::user::User;
 use crate::kinds::admission::{self, Occasion};
+use crate::objects::common_turn::CommonTurn;
 use crate::objects::update::Update;
 use crate::reading::object;
 use crate::registry::{KindRef, Resource};
@@ -229,7 +231,8 @@ async fn insert(
     let info = resource.info();
     let name = object.text("/metadata/name").to_owned();
     let key = resource.key(namespace, &name);
-    let _turns = admission::turns(api, resource, namespace, Occasion::Create).await;
+    let mut common = CommonTurn::default();
+    let mut turns = admission::turns(api, resource, namespace, Occasion::Create).await;
     for _ in 0..ATTEMPTS {
         if !name.is_empty() && api.storage.store.get(&key).is_some() {
             return Err(ApiError::already_exists(info, &name));
@@ -242,6 +245,12 @@ async fn insert(
         let transaction = resource.strategy.complete(context, None, &mut object, transaction)?;
         validate(resource, Writable::Main, &object, None)?;
         let transaction = admission::complete(context, None, &object, transaction)?;
+        if !common.allows(api, resource, &transaction) {
+            drop(turns);
+            common.wait().await;
+            turns = admission::turns(api, resource, namespace, Occasion::Create).await;
+            continue;
+        }
         let notes = resource.strategy.notes(context, None, &object);
         let notes = notes.and(admission::notes(context, None, &object));
         let mut warnings = resource.kind.warnings_on_create(&object);
@@ -284,9 +293,11 @@ pub(crate) async fn update(
     // Where others write, too, memory may be behind: an attempt from there may end in a commit, but every
     // other end is looked at again when it is certain that nothing is missing.
     let mut certain = !store.is_shared();
+    let mut common = CommonTurn::default();
     for _ in 0..ATTEMPTS {
+        common.wait().await;
         let before = store.revision();
-        match update.attempt(&mut change).await {
+        match update.attempt(&mut change, &mut common).await {
             Ok(None) => {}
             Ok(Some(written)) if certain || written.entry.revision > before => return Ok(written),
             Err(error) if certain || !error.is_refusal() => return Err(error),
@@ -318,7 +329,7 @@ pub(crate) async fn commit(
         return Ok(Some(api.storage.store.revision()));
     }
     let dns = api.dns().filter(|dns| dns.concerns(&transaction));
-    match api.storage.store.commit(transaction).await {
+    match commit_with_less(&api.storage.store, transaction).await {
         Ok(revision) => {
             if let Some(dns) = dns {
                 dns.wait(revision).await;
@@ -330,6 +341,16 @@ pub(crate) async fn commit(
         }
         Err(StoreError::Conflict { .. }) => Ok(None),
         Err(error) => Err(error.into()),
+    }
+}
+
+/// Where there is no room, a removal does without what it would write besides: counts and ports are
+/// mended later, and the object is gone.
+async fn commit_with_less(store: &Store, transaction: Transaction) -> Result<Revision, StoreError> {
+    let less = store.is_shared().then(|| transaction.removal_alone()).flatten();
+    match (store.commit(transaction).await, less) {
+        (Err(StoreError::NoSpace { .. }), Some(less)) => store.commit(less).await,
+        (result, _) => result,
     }
 }
 

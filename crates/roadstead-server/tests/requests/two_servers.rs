@@ -21,12 +21,12 @@ use crate::server::Server;
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
-fn client(etcd: &Etcd) -> Client {
+pub(crate) fn client(etcd: &Etcd) -> Client {
     let urls: Vec<_> = etcd.urls().iter().map(|url| MemberUrl::parse(url).unwrap()).collect();
     Client::new(&urls, EtcdTls::default().read().unwrap())
 }
 
-async fn server(etcd: &Etcd) -> Server {
+pub(crate) async fn server(etcd: &Etcd) -> Server {
     let options = EtcdOptions {
         history: Limits::default(),
         patience: Duration::from_secs(30),
@@ -141,7 +141,7 @@ async fn without_etcd() {
 }
 
 /// A field of protobuf: its number, its bytes.
-fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
     [&[number << 3 | 2, u8::try_from(bytes.len()).unwrap()], bytes].concat()
 }
 

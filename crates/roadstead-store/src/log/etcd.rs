@@ -143,8 +143,8 @@ impl Drop for EtcdLog {
 impl Log for EtcdLog {
     async fn commit(&self, transaction: Transaction) -> Result<Revision, StoreError> {
         let mut request = Request::of(transaction, &*self.remote.layout)?;
-        if let Some(time) = request.lasts {
-            request.end_with(self.remote.leases.of(&self.remote.client, time).await?);
+        for time in request.times() {
+            request.end_with(time, self.remote.leases.of(&self.remote.client, time).await?);
         }
         let remote = self.remote.clone();
         // In a task of its own: it happens even if nobody waits for the answer.
@@ -232,6 +232,10 @@ impl Remote {
             }
             let may_repeat = unsure.is_none() || request.is_repeatable();
             let is_late = Instant::now() + BREATH >= deadline || self.silence().is_some();
+            if failure.is_about_leases() {
+                // Somebody has ended it, or etcd is another one: the next write gets another.
+                self.leases.forget().await;
+            }
             if !failure.is_passing() || !may_repeat || is_late {
                 return Err(match unsure {
                     Some(cause) => StoreError::Unknown { cause },

@@ -2,8 +2,8 @@
 //! Service: no crash can leak one or give it out twice.
 //!
 //! What is taken is in the store: an IPAddress object per address, which is also what users see,
-//! and a row per node port. The store reads from memory, so looking one up costs the same however
-//! many there are, and there is no second copy that could differ.
+//! and node ports as `node_ports` has them. The store reads from memory, so looking one up costs the
+//! same however many there are, and there is no second copy that could differ.
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -19,25 +19,28 @@ use roadstead_store::entry::{Key, Revision};
 use roadstead_store::kv::Store;
 use roadstead_store::transaction::Transaction;
 use serde_json::Value;
+use tracing::warn;
 use uuid::Uuid;
 
+use crate::api::Api;
 use crate::error::ApiError;
 use crate::kinds::service::network::ServiceNetwork;
 use crate::registry::Resource;
 
 mod addresses;
 pub(crate) mod metrics;
+pub(crate) mod node_ports;
 mod ports;
 pub mod repair;
+pub(crate) mod take_over;
 #[cfg(test)]
 mod tests;
 
 use metrics::Counters;
+use node_ports::NodePorts;
 
 /// Where the store keeps IPAddress objects.
 pub(crate) const ADDRESSES: &str = "ipaddresses.networking.k8s.io";
-/// Where the store keeps taken node ports; the value is the Service.
-const NODE_PORTS: &str = "nodeports";
 /// The label of addresses that belong to Services.
 pub(crate) const MANAGED_BY: (&str, &str) =
     ("ipaddress.kubernetes.io/managed-by", "ipallocator.k8s.io");
@@ -76,9 +79,23 @@ impl Allocation<'_> {
         families::settle(self.network.families(), before, &mut new["spec"], &mut causes);
         self.refuse(new, &causes)?;
         let sources = addresses::allocate(self, new)?;
-        ports::allocate(self, new)?;
+        let before = self.old.map(held_ports).unwrap_or_default();
+        let taken = match before.is_empty() && !service::is_on_nodes(&new["spec"]) {
+            true => None,
+            false => Some(NodePorts::now(self.store, &self.network.services.node_ports)?),
+        };
+        if let Some(taken) = &taken {
+            ports::allocate(self, taken, new)?;
+        }
         hide_unused(&mut new["spec"]);
-        Ok(self.exchange(new, sources, transaction))
+        if self.dry_run {
+            return Ok(transaction);
+        }
+        let transaction = self.exchange(new, sources, transaction);
+        Ok(match taken {
+            Some(taken) => taken.exchange(&before, &held_ports(new), &holder(new), transaction),
+            None => transaction,
+        })
     }
 
     fn refuse(&self, new: &Value, causes: &Causes) -> Result<(), ApiError> {
@@ -90,11 +107,8 @@ impl Allocation<'_> {
         }
     }
 
-    /// Takes what the new state holds and the old did not, and gives the rest back.
+    /// Takes the addresses that the new state holds and the old did not, and gives the rest back.
     fn exchange(&self, new: &Value, sources: Vec<Source>, transaction: Transaction) -> Transaction {
-        if self.dry_run {
-            return transaction;
-        }
         let mut transaction = sources
             .into_iter()
             .fold(transaction, |t, (key, revision)| t.expect(key, Some(revision)));
@@ -105,23 +119,26 @@ impl Allocation<'_> {
             let key = address_key(address);
             transaction = transaction.expect(key.clone(), None).put(key, value);
         }
-        transaction =
-            before.difference(&after).fold(transaction, |t, &ip| t.delete(address_key(ip)));
-        let before = self.old.map(held_ports).unwrap_or_default();
-        let after = held_ports(new);
-        for &port in after.difference(&before) {
-            let key = port_key(port);
-            transaction = transaction.expect(key.clone(), None).put(key, holder(new));
-        }
-        before.difference(&after).fold(transaction, |t, &port| t.delete(port_key(port)))
+        before.difference(&after).fold(transaction, |t, &ip| t.delete(address_key(ip)))
     }
 }
 
 /// Gives back what a Service holds when it is removed.
-pub(super) fn release(service: &Value, transaction: Transaction) -> Transaction {
+pub(super) fn release(api: &Api, service: &Value, transaction: Transaction) -> Transaction {
     let transaction =
         held_addresses(service).into_iter().fold(transaction, |t, ip| t.delete(address_key(ip)));
-    held_ports(service).into_iter().fold(transaction, |t, port| t.delete(port_key(port)))
+    let held = held_ports(service);
+    if held.is_empty() {
+        return transaction;
+    }
+    match NodePorts::now(&api.storage.store, &api.network.services.node_ports) {
+        Ok(taken) => taken.exchange(&held, &BTreeSet::new(), &Bytes::new(), transaction),
+        // The Service can go all the same.
+        Err(error) => {
+            warn!(error = %error.message, "node ports are not given back");
+            transaction
+        }
+    }
 }
 
 /// A field that means nothing to a Service that is only a name. It is accepted, but not kept.
@@ -159,10 +176,6 @@ pub(crate) fn is_taken(store: &Store, address: IpAddr) -> bool {
 
 pub(crate) fn address_key(address: IpAddr) -> Key {
     Key::new(ADDRESSES, format!("/{address}"))
-}
-
-fn port_key(port: u16) -> Key {
-    Key::new(NODE_PORTS, port.to_string())
 }
 
 /// What is kept beside a node port: whose it is.

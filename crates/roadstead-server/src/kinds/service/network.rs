@@ -6,6 +6,7 @@ use ipnet::IpNet;
 use roadstead_api::ip::Family;
 use roadstead_api::kinds::service::families::Cluster;
 use roadstead_store::kv::Store;
+use tokio::sync::Mutex;
 
 use crate::config::Services;
 use crate::kinds::service_cidr::Ranges;
@@ -17,11 +18,13 @@ pub(crate) struct ServiceNetwork {
     pub(crate) services: Services,
     /// All ranges, as they are now.
     pub(crate) ranges: Ranges,
+    /// Who may take node ports next, where one key has all of them.
+    pub(crate) port_turn: Arc<Mutex<()>>,
 }
 
 impl ServiceNetwork {
     pub(crate) fn new(store: Arc<Store>, range: IpNet, services: Services) -> Self {
-        Self { range, services, ranges: Ranges::new(store) }
+        Self { range, services, ranges: Ranges::new(store), port_turn: Arc::default() }
     }
 
     /// The families in which Services can have addresses.

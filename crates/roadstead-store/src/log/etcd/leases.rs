@@ -44,4 +44,9 @@ impl Leases {
         leases.insert(time, Lease { id: granted.id, since, keys });
         Ok(granted.id)
     }
+
+    /// Begins with new ones.
+    pub(super) async fn forget(&self) {
+        self.0.lock().await.clear();
+    }
 }

@@ -1,6 +1,6 @@
 //! A transaction of ours as one of etcd's, and what its answer means. Pure.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -26,8 +26,8 @@ pub(super) struct Request {
     guards: Vec<(Key, Option<Revision>)>,
     /// Each key once.
     writes: Vec<(Key, Option<Bytes>)>,
-    /// How long what is put lasts.
-    pub(super) lasts: Option<Duration>,
+    /// How long what is put lasts, by the places of the writes.
+    lasts: Vec<(usize, Duration)>,
 }
 
 /// What became of a transaction that was sent more than once, and in the end refused.
@@ -45,7 +45,11 @@ impl Request {
     /// Fails if it is more than etcd takes.
     pub(super) fn of(transaction: Transaction, layout: &dyn KeyLayout) -> Result<Self, StoreError> {
         let (guards, writes) = (transaction.guards, last_of_each(transaction.writes));
-        let lasts = transaction.lasts;
+        let lasts = |(at, (key, value)): (usize, &(Key, Option<Bytes>))| {
+            let time = transaction.lasts.or_else(|| layout.lasts(key));
+            value.as_ref().and_then(|_| Some((at, time?)))
+        };
+        let lasts = writes.iter().enumerate().filter_map(lasts).collect();
         let place = |key: &Key| Bytes::from(layout.place(key));
         let act = |act| TxnOperation { act: Some(act) };
         let revision = |revision: &Option<Revision>| revision.map_or(0, |at| at.0 as i64);
@@ -78,10 +82,15 @@ impl Request {
         Ok(Self { txn, guards, writes, lasts })
     }
 
-    /// What it puts ends with a lease.
-    pub(super) fn end_with(&mut self, lease: i64) {
-        for operation in &mut self.txn.success {
-            if let Some(Act::Put(put)) = &mut operation.act {
+    /// How long something lasts that it puts, for each such time.
+    pub(super) fn times(&self) -> BTreeSet<Duration> {
+        self.lasts.iter().map(|(_, time)| *time).collect()
+    }
+
+    /// What it puts for that time ends with a lease.
+    pub(super) fn end_with(&mut self, time: Duration, lease: i64) {
+        for (at, _) in self.lasts.iter().filter(|(_, lasts)| *lasts == time) {
+            if let Some(TxnOperation { act: Some(Act::Put(put)) }) = self.txn.success.get_mut(*at) {
                 put.lease = lease;
             }
         }
@@ -190,6 +199,10 @@ mod tests {
         fn value(&self, _: &Key, stored: Bytes) -> Bytes {
             stored
         }
+
+        fn lasts(&self, key: &Key) -> Option<Duration> {
+            key.path.starts_with("brief").then_some(Duration::from_secs(60))
+        }
     }
 
     fn key(path: &str) -> Key {
@@ -293,5 +306,18 @@ mod tests {
         let written = request.writes.iter().map(|(key, value)| format!("{key}={value:?}"));
         assert_eq!(written.collect::<Vec<_>>(), ["things/a=Some(b\"3\")", "things/b=None"]);
         assert_eq!(request.txn.success.len(), 2);
+    }
+
+    #[test]
+    fn what_ends_by_itself() {
+        let mut request = request("a=1 brief=2 brief-gone= brief=3");
+        assert_eq!(request.times(), [Duration::from_secs(60)].into());
+        request.end_with(Duration::from_secs(60), 7);
+        let lease = |operation: &TxnOperation| match &operation.act {
+            Some(Act::Put(put)) => Some(put.lease),
+            _ => None,
+        };
+        let leases: Vec<_> = request.txn.success.iter().map(lease).collect();
+        assert_eq!(leases, [Some(0), Some(7), None]);
     }
 }

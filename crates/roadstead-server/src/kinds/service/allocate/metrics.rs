@@ -13,7 +13,7 @@ use roadstead_api::ip;
 use roadstead_plan::alloc;
 
 use super::repair::Difference;
-use super::{ADDRESSES, NODE_PORTS};
+use super::{ADDRESSES, node_ports};
 use crate::api::Api;
 
 /// Whether somebody asked for a certain address or port, or took any.
@@ -148,8 +148,9 @@ impl Counters {
 
 /// Appends how much of each range is taken, counted in the store itself.
 pub(crate) fn gauges(api: &Api, out: &mut String) {
+    let store = &api.storage.store;
     let (Ok(addresses), Ok(ports)) =
-        (api.storage.store.list(ADDRESSES, "", None), api.storage.store.list(NODE_PORTS, "", None))
+        (store.list(ADDRESSES, "", None), node_ports::all(store, None))
     else {
         return;
     };
@@ -175,7 +176,7 @@ pub(crate) fn gauges(api: &Api, out: &mut String) {
     for (cidr, _, free) in &counts {
         let _ = writeln!(out, "{name}_available_ips{{cidr=\"{cidr}\"}} {free}");
     }
-    let (name, used) = ("kube_apiserver_nodeport_allocator", ports.entries.len());
+    let (name, used) = ("kube_apiserver_nodeport_allocator", ports.len());
     let free = api.network.services.node_ports.len().saturating_sub(used);
     let _ = writeln!(out, "# HELP {name}_allocated_ports Node ports that are taken.");
     let _ = writeln!(out, "# TYPE {name}_allocated_ports gauge\n{name}_allocated_ports {used}");

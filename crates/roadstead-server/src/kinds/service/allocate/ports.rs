@@ -9,12 +9,17 @@ use roadstead_schema::json::Pointer;
 use serde_json::{Value, json};
 
 use super::metrics::Scope;
-use super::{Allocation, port_key, seed};
+use super::node_ports::NodePorts;
+use super::{Allocation, seed};
 use crate::error::ApiError;
 
 /// Fills in the node ports of a Service, and the port of its health check.
-pub(super) fn allocate(allocation: &Allocation<'_>, service: &mut Value) -> Result<(), ApiError> {
-    let mut picker = Picker { allocation, chosen: BTreeSet::new() };
+pub(super) fn allocate(
+    allocation: &Allocation<'_>,
+    taken: &NodePorts<'_>,
+    service: &mut Value,
+) -> Result<(), ApiError> {
+    let mut picker = Picker { allocation, taken, chosen: BTreeSet::new() };
     if is_on_nodes(&service["spec"]) {
         match allocation.old {
             None => picker.create(service)?,
@@ -28,9 +33,10 @@ pub(super) fn allocate(allocation: &Allocation<'_>, service: &mut Value) -> Resu
     Ok(())
 }
 
-/// Ports chosen for one Service, besides those that are taken in the store.
+/// Ports chosen for one Service, besides those that are taken.
 struct Picker<'a> {
     allocation: &'a Allocation<'a>,
+    taken: &'a NodePorts<'a>,
     chosen: BTreeSet<i64>,
 }
 
@@ -157,8 +163,7 @@ impl Picker<'_> {
     }
 
     fn is_taken(&self, port: u16) -> bool {
-        self.chosen.contains(&i64::from(port))
-            || self.allocation.store.get(&port_key(port)).is_some()
+        self.chosen.contains(&i64::from(port)) || self.taken.is_taken(port)
     }
 }
 

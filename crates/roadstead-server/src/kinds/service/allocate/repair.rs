@@ -6,14 +6,14 @@
 use std::collections::BTreeMap;
 
 use roadstead_schema::json::Pointer;
-use roadstead_store::entry::Key;
+use roadstead_store::entry::{Key, Revision};
 use roadstead_store::transaction::Transaction;
 use serde_json::Value;
 use tracing::warn;
 
+use super::node_ports::{self, NodePorts};
 use super::{
-    ADDRESSES, MANAGED_BY, NODE_PORTS, address_key, address_object, held_addresses, held_ports,
-    holder, port_key,
+    ADDRESSES, MANAGED_BY, address_key, address_object, held_addresses, held_ports, holder,
 };
 use crate::api::Api;
 use crate::error::ApiError;
@@ -34,10 +34,16 @@ pub struct Difference {
 ///
 /// All three are read as they were at one moment.
 pub fn differences(api: &Api) -> Result<Vec<Difference>, ApiError> {
+    survey(api).map(|(_, found)| found)
+}
+
+/// The differences, and the revision at which they were.
+fn survey(api: &Api) -> Result<(Revision, Vec<Difference>), ApiError> {
     let mut found = Vec::new();
     let (mut addresses, mut ports) = (BTreeMap::new(), BTreeMap::new());
     let services = api.storage.store.list("services", "", None)?;
-    let at = Some(services.revision);
+    let revision = services.revision;
+    let at = Some(revision);
     for entry in services.entries {
         let service = object::value(&entry);
         let name = entry.key.path.to_string();
@@ -46,7 +52,10 @@ pub fn differences(api: &Api) -> Result<Vec<Difference>, ApiError> {
                 found.push(difference("ClusterIPAlreadyAllocated", &address.to_string(), &other));
             }
         }
-        for port in held_ports(&service) {
+        let rows = !api.storage.store.is_shared();
+        let range = &api.network.services.node_ports;
+        // In etcd, what is beyond the range has no place where it could be taken.
+        for port in held_ports(&service).into_iter().filter(|port| rows || range.contains(port)) {
             if let Some(other) = ports.insert(port.to_string(), name.clone()) {
                 found.push(difference("PortAlreadyAllocated", &port.to_string(), &other));
             }
@@ -66,22 +75,40 @@ pub fn differences(api: &Api) -> Result<Vec<Difference>, ApiError> {
             None => {}
         }
     }
-    for entry in api.storage.store.list(NODE_PORTS, "", at)?.entries {
-        let (port, named) = (entry.key.path.to_string(), String::from_utf8_lossy(&entry.value));
-        if ports.remove(&port).as_deref() != Some(&*named) {
-            found.push(difference("PortNotHeld", &port, &named));
+    for (port, named) in node_ports::all(&api.storage.store, at)? {
+        let port = port.to_string();
+        let is_held = match (ports.remove(&port), &named) {
+            (Some(service), Some(named)) => service == *named,
+            (service, None) => service.is_some(),
+            (None, Some(_)) => false,
+        };
+        if !is_held {
+            found.push(difference("PortNotHeld", &port, &named.unwrap_or_default()));
         }
     }
     found.extend(addresses.iter().map(|(ip, of)| difference("ClusterIPNotAllocated", ip, of)));
     found.extend(ports.iter().map(|(port, of)| difference("PortNotAllocated", port, of)));
-    Ok(found)
+    Ok((revision, found))
 }
 
-/// Takes what Services hold, and gives back what they do not. What two of them hold at once is for
-/// a person to decide.
+impl Difference {
+    /// Whether it may be of a Service that is just being written: kube-apiserver takes first, and gives
+    /// back last.
+    pub(crate) fn may_pass(&self) -> bool {
+        ["IPAddressNotAllocated", "PortNotHeld"].contains(&self.reason)
+    }
+}
+
+/// Takes what Services hold, and gives back what they do not, as far as that is still so. What two of
+/// them hold at once is for a person to decide.
 pub(crate) async fn mend(api: &Api, found: Vec<Difference>) {
     for difference in found {
-        let mended = match step(api, &difference) {
+        let still = match survey(api) {
+            Ok((at, still)) => Some(at).filter(|_| still.contains(&difference)),
+            Err(_) => None,
+        };
+        let Some(at) = still else { continue };
+        let mended = match step(api, &difference, at) {
             Some(transaction) => api.storage.store.commit(transaction).await.is_ok(),
             None => false,
         };
@@ -91,30 +118,34 @@ pub(crate) async fn mend(api: &Api, found: Vec<Difference>) {
     }
 }
 
-/// The write that makes one difference disappear, if the Service is still what it was.
-fn step(api: &Api, difference: &Difference) -> Option<Transaction> {
+/// The write that makes one difference disappear, if everything is still what it was at a revision.
+fn step(api: &Api, difference: &Difference, at: Revision) -> Option<Transaction> {
     let key = Key::new("services", difference.service.as_str());
     let entry = api.storage.store.get(&key);
     let guard = Transaction::new().expect(key, entry.as_ref().map(|entry| entry.revision));
     let service = entry.map(|entry| object::value(&entry)).unwrap_or_default();
     let (address, port) = (difference.what.parse(), difference.what.parse());
     let (addresses, ports) = (held_addresses(&service), held_ports(&service));
-    Some(match (difference.reason, address, port) {
+    let exchange = |before: &[u16], after: &[u16]| {
+        let taken = NodePorts::now(&api.storage.store, &api.network.services.node_ports).ok()?;
+        let set = |ports: &[u16]| ports.iter().copied().collect();
+        let is_same = taken.revision() <= Some(at);
+        let holder = holder(&service);
+        is_same.then(|| taken.exchange(&set(before), &set(after), &holder, guard.clone()))
+    };
+    match (difference.reason, address, port) {
         ("ClusterIPNotAllocated", Ok(address), _) if addresses.contains(&address) => {
             let value = address_object(address, &service["metadata"]);
             let key = address_key(address);
-            guard.expect(key.clone(), None).put(key, value)
+            Some(guard.expect(key.clone(), None).put(key, value))
         }
         ("IPAddressNotAllocated", Ok(address), _) if !addresses.contains(&address) => {
-            guard.delete(address_key(address))
+            Some(guard.delete(address_key(address)))
         }
-        ("PortNotAllocated", _, Ok(port)) if ports.contains(&port) => {
-            let key = port_key(port);
-            guard.expect(key.clone(), None).put(key, holder(&service))
-        }
-        ("PortNotHeld", _, Ok(port)) if !ports.contains(&port) => guard.delete(port_key(port)),
-        _ => return None,
-    })
+        ("PortNotAllocated", _, Ok(port)) if ports.contains(&port) => exchange(&[], &[port]),
+        ("PortNotHeld", _, Ok(port)) if !ports.contains(&port) => exchange(&[port], &[]),
+        _ => None,
+    }
 }
 
 fn is_managed(object: &Value) -> bool {

@@ -18,7 +18,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Who may use whom among our own crates. `roadstead` and the testkit may use everything.
-const ALLOWED: [(&str, &[&str]); 27] = [
+const ALLOWED: [(&str, &[&str]); 28] = [
     ("schema", &[]),
     ("api", &["schema"]),
     ("patch", &["schema"]),
@@ -38,6 +38,7 @@ const ALLOWED: [(&str, &[&str]); 27] = [
     ("component", &[]),
     ("monitoring", &["api"]),
     ("lab", &[]),
+    ("hollow", &[]),
     ("controllers", &["plan", "monitoring", "watch", "component", "api", "schema"]),
     ("netlink", &[]),
     ("podnet", &["plan", "netlink", "watch", "component"]),

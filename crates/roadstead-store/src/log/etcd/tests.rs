@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use roadstead_etcd::member_url::MemberUrl;
 use roadstead_etcd::messages::CompactionRequest;
 use roadstead_testkit::etcd::Etcd;
+use roadstead_testkit::link::Link;
 use rustls::{ClientConfig, RootCertStore};
 
 use super::*;
@@ -40,7 +41,11 @@ impl KeyLayout for Plain {
 }
 
 pub(super) fn client(etcd: &Etcd) -> Client {
-    let endpoints: Vec<_> = etcd.urls().iter().map(|url| MemberUrl::parse(url).unwrap()).collect();
+    client_at(&etcd.urls())
+}
+
+fn client_at(urls: &[String]) -> Client {
+    let endpoints: Vec<_> = urls.iter().map(|url| MemberUrl::parse(url).unwrap()).collect();
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let builder = ClientConfig::builder_with_provider(provider);
     let builder = builder.with_safe_default_protocol_versions().unwrap();
@@ -205,6 +210,39 @@ async fn a_lost_answer_is_found_again() {
     let events = store.feed("things", Revision(1)).unwrap().now().unwrap().events;
     assert_eq!(events.len(), 7, "each write happened once");
     assert_eq!(store.get(&key("a")).map(|entry| entry.revision), guard);
+}
+
+/// What is asked arrives, and no answer comes back. Meanwhile somebody else deletes what was created: it
+/// must not come again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_create_is_not_sent_again() {
+    let Some(etcd) = Etcd::start(1) else { return };
+    let address = etcd.urls()[0].strip_prefix("http://").unwrap().parse().unwrap();
+    let link = Link::to(address);
+    let behind = client_at(&[format!("http://{}", link.address())]);
+    let layout = Arc::new(Plain("/r/".to_owned()));
+    let one = Store::etcd(behind, layout, options()).await.unwrap();
+    let other = store(&etcd, "/r/").await;
+    link.cut(false, true);
+    let create = put("a", "1").expect(key("a"), None);
+    let writer = one.clone();
+    let writing = tokio::spawn(async move { writer.commit(create).await });
+    let created = loop {
+        other.fresh().await.unwrap();
+        if let Some(entry) = other.get(&key("a")) {
+            break entry.revision;
+        }
+        time::sleep(Duration::from_millis(5)).await;
+    };
+    let delete = Transaction::new().delete(key("a")).expect(key("a"), Some(created));
+    other.commit(delete).await.unwrap();
+    let told = writing.await.unwrap();
+    link.cut(false, false);
+    assert!(matches!(told, Err(StoreError::Unknown { .. })), "nobody could say: {told:?}");
+    one.fresh().await.unwrap();
+    other.fresh().await.unwrap();
+    let events = other.feed("things", Revision(1)).unwrap().now().unwrap().events;
+    assert_eq!(events.len(), 2, "it was created and deleted once: {events:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

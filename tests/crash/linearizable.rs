@@ -32,23 +32,47 @@ const WATCHES: usize = 2;
 const OBJECTS: u64 = 5;
 
 /// What everybody was told so far.
-struct Told {
+pub(crate) struct Told {
     begin: Instant,
-    history: Mutex<History>,
+    pub(crate) history: Mutex<History>,
     /// For each object, revisions that somebody was told: what a write demands is one of them.
-    known: Mutex<BTreeMap<String, Revision>>,
+    pub(crate) known: Mutex<BTreeMap<String, Revision>>,
     last_value: Mutex<u64>,
 }
 
 impl Told {
-    fn now(&self) -> Time {
+    /// Nothing yet; there is no object at this revision.
+    pub(crate) fn since(empty_at: Revision) -> Arc<Self> {
+        let watched = Watched { after: empty_at, events: Vec::new(), complete_to: empty_at };
+        let history = History { empty_at, watches: vec![watched; WATCHES], ..History::default() };
+        Arc::new(Self {
+            begin: Instant::now(),
+            history: Mutex::new(history),
+            known: Mutex::default(),
+            last_value: Mutex::default(),
+        })
+    }
+
+    pub(crate) fn now(&self) -> Time {
         self.begin.elapsed().as_nanos() as Time
     }
 
-    fn fresh(&self) -> u64 {
+    pub(crate) fn fresh(&self) -> u64 {
         let mut last = self.last_value.lock().unwrap();
         *last += 1;
         *last
+    }
+
+    /// Somebody was told something.
+    pub(crate) fn note(&self, mut operation: Operation) {
+        if operation.answer == Answer::Unknown {
+            // Until the server is known to be dead, it may still happen.
+            operation.answered = Time::MAX;
+        }
+        if let Answer::Written(Some(at)) | Answer::Found(Some((_, at))) = operation.answer {
+            self.known.lock().unwrap().insert(operation.key.clone(), at);
+        }
+        self.history.lock().unwrap().operations.push(operation);
     }
 }
 
@@ -172,7 +196,7 @@ async fn live_apart(
 }
 
 /// What nobody answered happened by now, or not at all.
-fn settle(told: &Told, since: Time) {
+pub(crate) fn settle(told: &Told, since: Time) {
     let now = told.now();
     for operation in &mut told.history.lock().unwrap().operations {
         if operation.answer == Answer::Unknown && operation.invoked >= since {
@@ -189,14 +213,7 @@ async fn first(server: Server) -> Arc<Told> {
     assert_eq!(empty.items.len(), 0);
     let empty_at = empty.metadata.resource_version.unwrap().parse().unwrap();
     server.kill();
-    let watched = Watched { after: empty_at, events: Vec::new(), complete_to: empty_at };
-    let history = History { empty_at, watches: vec![watched; WATCHES], ..History::default() };
-    Arc::new(Told {
-        begin: Instant::now(),
-        history: Mutex::new(history),
-        known: Mutex::default(),
-        last_value: Mutex::default(),
-    })
+    Told::since(empty_at)
 }
 
 /// One life of the server, which ends in the middle of everything.
@@ -253,7 +270,7 @@ async fn last(server: Server, told: &Arc<Told>) {
     server.kill();
 }
 
-fn map(name: &str, value: u64, demanded: Option<Revision>) -> ConfigMap {
+pub(crate) fn map(name: &str, value: u64, demanded: Option<Revision>) -> ConfigMap {
     let mut map = json!({"metadata": {"name": name}, "data": {"number": value.to_string()}});
     if let Some(demanded) = demanded {
         map["metadata"]["resourceVersion"] = demanded.to_string().into();
@@ -264,38 +281,45 @@ fn map(name: &str, value: u64, demanded: Option<Revision>) -> ConfigMap {
 /// Asks and asks, until nobody answers.
 async fn ask(maps: Api<ConfigMap>, told: Arc<Told>, mut random: Random) {
     loop {
-        let key = format!("map-{}", random.below(OBJECTS));
-        // Most know what is there; some what was there.
-        let known = told.known.lock().unwrap().get(&key).copied();
-        let call = match random.below(12) {
-            0..=2 => Call::Create(told.fresh()),
-            3..=5 => Call::Update(told.fresh(), known),
-            6 => Call::Update(told.fresh(), None),
-            7 => Call::Delete(known),
-            8 => Call::Delete(None),
-            9 => match list(&maps, &told, known.filter(|_| random.below(2) == 0)).await {
+        let (key, call) = match question(&told, &mut random) {
+            Ok(question) => question,
+            Err(at) => match list(&maps, &told, at).await {
                 Ok(()) => continue,
-                Err(()) => return,
+                Err(why) => return assert_eq!(why, "", "a list at {at:?}"),
             },
-            _ => Call::Get,
         };
         let invoked = told.now();
-        let answer = act(&maps, &key, &call).await;
+        let answer = act(&maps, &key, &call).await.unwrap_or_else(|refused| panic!("{refused}"));
         let is_over = answer == Answer::Unknown;
-        // Until the server is known to be dead, it may still happen.
-        let answered = if is_over { Time::MAX } else { told.now() };
-        if let Answer::Written(Some(revision)) | Answer::Found(Some((_, revision))) = answer {
-            told.known.lock().unwrap().insert(key.clone(), revision);
-        }
-        let operation = Operation { key, invoked, answered, call, answer };
-        told.history.lock().unwrap().operations.push(operation);
+        told.note(Operation { key, invoked, answered: told.now(), call, answer });
         if is_over {
             return;
         }
     }
 }
 
-async fn act(maps: &Api<ConfigMap>, key: &str, call: &Call) -> Answer {
+/// What to ask next about a single object; an error: for a list, at a revision or the newest.
+pub(crate) fn question(
+    told: &Told,
+    random: &mut Random,
+) -> Result<(String, Call), Option<Revision>> {
+    let key = format!("map-{}", random.below(OBJECTS));
+    // Most know what is there; some what was there.
+    let known = told.known.lock().unwrap().get(&key).copied();
+    let call = match random.below(12) {
+        0..=2 => Call::Create(told.fresh()),
+        3..=5 => Call::Update(told.fresh(), known),
+        6 => Call::Update(told.fresh(), None),
+        7 => Call::Delete(known),
+        8 => Call::Delete(None),
+        9 => return Err(known.filter(|_| random.below(2) == 0)),
+        _ => Call::Get,
+    };
+    Ok((key, call))
+}
+
+/// Asks once. An error: it was refused for a reason that is no answer, and nothing happened.
+pub(crate) async fn act(maps: &Api<ConfigMap>, key: &str, call: &Call) -> Result<Answer, String> {
     let outcome = match call {
         Call::Create(value) => maps.create(&PostParams::default(), &map(key, *value, None)).await,
         Call::Update(value, demanded) => {
@@ -306,13 +330,13 @@ async fn act(maps: &Api<ConfigMap>, key: &str, call: &Call) -> Answer {
             let preconditions = Some(Preconditions { resource_version, uid: None });
             let parameters = DeleteParams { preconditions, ..DeleteParams::default() };
             match maps.delete(key, &parameters).await {
-                Ok(_) => return Answer::Written(None),
+                Ok(_) => return Ok(Answer::Written(None)),
                 Err(error) => Err(error),
             }
         }
         Call::Get => maps.get(key).await,
     };
-    match (outcome, call) {
+    let answer = match (outcome, call) {
         (Ok(map), Call::Get) => {
             Answer::Found(state(&map).map(|(revision, value)| (value, revision)))
         }
@@ -327,14 +351,19 @@ async fn act(maps: &Api<ConfigMap>, key: &str, call: &Call) -> Answer {
             "Conflict" => Answer::Conflict,
             // The server has asked etcd, and was not answered.
             "Timeout" => Answer::Unknown,
-            _ => panic!("{key} {call:?}: {refused}"),
+            _ => return Err(format!("{key} {call:?}: {refused}")),
         },
         (Err(_), _) => Answer::Unknown,
-    }
+    };
+    Ok(answer)
 }
 
-/// A list of everything, now or at a revision.
-async fn list(maps: &Api<ConfigMap>, told: &Told, at: Option<Revision>) -> Result<(), ()> {
+/// A list of everything, now or at a revision. An error says why it was refused; nothing, if nobody answered.
+pub(crate) async fn list(
+    maps: &Api<ConfigMap>,
+    told: &Told,
+    at: Option<Revision>,
+) -> Result<(), String> {
     let mut parameters = ListParams::default();
     if let Some(at) = at {
         parameters = parameters.at(&at.to_string()).matching(VersionMatch::Exact);
@@ -342,8 +371,8 @@ async fn list(maps: &Api<ConfigMap>, told: &Told, at: Option<Revision>) -> Resul
     let invoked = told.now();
     let found = match maps.list(&parameters).await {
         Ok(found) => found,
-        Err(kube::Error::Api(refused)) => panic!("a list at {at:?}: {refused}"),
-        Err(_) => return Err(()),
+        Err(kube::Error::Api(refused)) => return Err(refused.to_string()),
+        Err(_) => return Err(String::new()),
     };
     let answered = told.now();
     let revision = found.metadata.resource_version.unwrap().parse().unwrap();

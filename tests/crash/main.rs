@@ -1,12 +1,14 @@
 //! The real binary, killed at random moments while many write: every acknowledged write is there
 //! afterwards at its revision, no revision is used twice, and a watch that resumes from its last
 //! revision sees every later event exactly once. No address or port is leaked or given out twice.
-//! A disk that is full. And many clients at the same objects: one order explains every answer.
+//! A disk that is full. Many clients at the same objects: one order explains every answer. And several
+//! servers in front of one etcd, to which and to whom everything happens that happens to machines.
 //!
 //! `ROADSTEAD_CRASHES=200 cargo test --test crash` kills it that often; without it, a dozen times.
 //! `ROADSTEAD_SEED` repeats the moments of an earlier run, as far as the machine allows.
 
 mod allocation;
+mod faults;
 mod full_disk;
 mod linearizable;
 mod record;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use roadstead_testkit::kubectl::eventually;
+use rustix::process::{Pid, Signal, kill_process};
 
 /// A running server. It is killed at the latest when it goes out of scope.
 pub(crate) struct Server {
@@ -60,11 +61,13 @@ impl Server {
 
     /// A client with connections of its own.
     pub(crate) async fn client(&self) -> Client {
-        let kubeconfig = Kubeconfig::read_from(self.directory.join("kubeconfig")).unwrap();
-        let options = KubeConfigOptions::default();
-        let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &options).await.unwrap();
-        config.default_retry = false;
-        Client::try_from(config).unwrap()
+        client(&self.directory).await
+    }
+
+    /// Makes it stand still, or go on.
+    pub(crate) fn pause(&self, still: bool) {
+        let signal = if still { Signal::STOP } else { Signal::CONT };
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
     /// SIGKILL: it gets no chance to do anything more.
@@ -72,6 +75,15 @@ impl Server {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
+}
+
+/// A client with connections of its own, of whichever server runs in a directory.
+pub(crate) async fn client(directory: &Path) -> Client {
+    let kubeconfig = Kubeconfig::read_from(directory.join("kubeconfig")).unwrap();
+    let options = KubeConfigOptions::default();
+    let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &options).await.unwrap();
+    config.default_retry = false;
+    Client::try_from(config).unwrap()
 }
 
 impl Drop for Server {

@@ -2,6 +2,7 @@
 //! must be told exactly what its selector makes of the writes, each once and in order, and end with
 //! what the store holds.
 
+mod hollow;
 mod record;
 mod slow;
 

@@ -39,6 +39,7 @@ const ALLOWED: [(&str, &[&str]); 28] = [
     ("component", &[]),
     ("monitoring", &["api"]),
     ("lab", &[]),
+    ("hollow", &[]),
     ("controllers", &["plan", "monitoring", "watch", "component", "api", "schema", "typed"]),
     ("netlink", &[]),
     ("podnet", &["plan", "netlink", "watch", "component"]),

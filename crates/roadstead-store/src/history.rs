@@ -11,6 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::delta;
 use crate::entry::{Entry, Event, Key, Revision};
+use crate::mutation::{self, Mutation};
 
 /// The entries of a bucket by their paths.
 pub(crate) type Entries = BTreeMap<Arc<str>, Arc<Entry>>;
@@ -120,7 +121,8 @@ impl History {
             true => Some(self.recent[end - 1].revision),
             false => found.back().map(|event| event.revision),
         };
-        while self.recent.get(end).is_some_and(|event| Some(event.revision) == last) {
+        let by_count = mutation::is(Mutation::BatchesByCount);
+        while !by_count && self.recent.get(end).is_some_and(|event| Some(event.revision) == last) {
             end += 1;
         }
         found.extend(self.recent.range(begin..end).cloned());

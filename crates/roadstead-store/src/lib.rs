@@ -19,6 +19,7 @@ mod history;
 pub mod kv;
 pub mod layout;
 mod log;
+mod mutation;
 mod replica;
 pub mod retention;
 pub mod snapshot;

@@ -93,6 +93,61 @@ impl Etcd {
         kill_process(pid, signal).expect("it is our own process");
     }
 
+    /// Which member leads, as the others say that answer.
+    pub fn leader(&self) -> Option<usize> {
+        let says = |at: usize| {
+            self.members[at].process.as_ref()?;
+            let status = self.ask(at, "/v3/maintenance/status", "{}").ok()?;
+            let (own, leader) = (number(&status, "member_id")?, number(&status, "leader")?);
+            Some((at, own, leader))
+        };
+        let members: Vec<_> = (0..self.members.len()).filter_map(says).collect();
+        let (_, _, leader) = members.first()?;
+        members.iter().find(|(_, own, _)| own == leader).map(|(at, ..)| *at)
+    }
+
+    /// The newest revision.
+    pub fn revision(&self) -> u64 {
+        let nothing = r#"{"key": "AA=="}"#;
+        let answer = (0..self.members.len())
+            .find_map(|at| self.ask(at, "/v3/kv/range", nothing).ok().filter(|it| !it.is_empty()));
+        answer.and_then(|answer| number(&answer, "revision")).expect("a member answers")
+    }
+
+    /// Makes it forget what was overwritten before a revision.
+    pub fn compact(&self, revision: u64) {
+        let body = format!("{{\"revision\": \"{revision}\", \"physical\": true}}");
+        let answer = self.ask(0, "/v3/kv/compaction", &body).expect("a member answers");
+        assert!(answer.contains("\"header\""), "{answer}");
+    }
+
+    /// Writes something that is nobody's, so many times, of so many bytes.
+    pub fn clutter(&self, times: usize, bytes: usize) {
+        // Zeros in base64, of a key that no layout has.
+        let value = "AAAA".repeat(bytes / 3);
+        let body = format!("{{\"key\": \"Y2x1dHRlcg==\", \"value\": \"{value}\"}}");
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..times / 4 {
+                        self.ask(0, "/v3/kv/put", &body).expect("a member answers");
+                    }
+                });
+            }
+        });
+    }
+
+    /// Asks a member in JSON.
+    fn ask(&self, at: usize, path: &str, body: &str) -> std::io::Result<String> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.members[at].clients))?;
+        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        let length = body.len();
+        write!(stream, "POST {path} HTTP/1.0\r\nContent-Length: {length}\r\n\r\n{body}")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    }
+
     fn log(&self, at: usize) -> PathBuf {
         self.directory.path().join(format!("m{at}.log"))
     }
@@ -136,6 +191,12 @@ impl Etcd {
             std::thread::sleep(Duration::from_millis(20));
         }
     }
+}
+
+/// A number that stands in quotes in an answer.
+fn number(answer: &str, name: &str) -> Option<u64> {
+    let rest = answer.split_once(&format!("\"{name}\":\""))?.1;
+    rest.split_once('"')?.0.parse().ok()
 }
 
 /// Whether a member says that it is well. With TLS it says so to nobody without a certificate: then it is

@@ -9,7 +9,9 @@
 //!
 //! Values are numbers that are written once only, so that what is read tells who wrote it.
 
+pub mod allocations;
 mod evidence;
+mod reads;
 mod search;
 #[cfg(test)]
 mod simulated;
@@ -122,6 +124,34 @@ pub struct History {
     pub listings: Vec<Listing>,
     /// By watching.
     pub watches: Vec<Watched>,
+    /// Values that were written in one transaction: they have one revision, and only they.
+    pub transactions: Vec<Vec<Value>>,
+}
+
+/// How much there was to judge by revisions, and how much of it was wrong.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Reckoning {
+    /// Writes that were acknowledged.
+    pub written: usize,
+    /// Writes without an answer that happened, as somebody saw, and those that nobody saw.
+    pub unknown: (usize, usize),
+    /// Events that were told, by all watches.
+    pub events: usize,
+    /// Changes that a watch did not tell.
+    pub lost: usize,
+    /// Events that a watch told again.
+    pub doubled: usize,
+}
+
+impl fmt::Display for Reckoning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { written, unknown: (seen, unseen), events, lost, doubled } = self;
+        write!(
+            f,
+            "{written} writes acknowledged, {seen} unanswered ones seen and {unseen} not; {events} events: \
+             lost {lost}, doubled {doubled}"
+        )
+    }
 }
 
 /// What cannot have been told by one store.
@@ -137,6 +167,12 @@ pub enum Fault {
     FromNowhere(String),
     /// A write happened although what it demanded was not so.
     Unguarded(String),
+    /// A transaction happened in part.
+    Torn(String),
+    /// A read shows what was replaced before it was asked.
+    Stale(String),
+    /// At a revision two hold one thing, or what is held is not what is taken.
+    Allocation(Revision, String),
     /// A list is not what was there at its revision.
     Listing(Revision, String),
     /// A watch told events in another order than that of their revisions, or one of them twice.
@@ -161,6 +197,9 @@ impl fmt::Display for Fault {
             Self::OutOfTime(what) => write!(f, "time goes back: {what}"),
             Self::FromNowhere(what) => write!(f, "nobody wrote {what}"),
             Self::Unguarded(what) => write!(f, "the demand was not met: {what}"),
+            Self::Torn(what) => write!(f, "it happened in part: {what}"),
+            Self::Stale(what) => write!(f, "an old answer: {what}"),
+            Self::Allocation(revision, what) => write!(f, "at revision {revision}: {what}"),
             Self::Listing(revision, what) => write!(f, "the list at {revision}: {what}"),
             Self::Disorder(revision, what) => {
                 write!(f, "watched at {revision}, out of order: {what}")
@@ -178,13 +217,45 @@ impl History {
     /// Returns the first fault that either judge finds.
     pub fn check(&self) -> Result<(), Fault> {
         let evidence = Evidence::gather(self)?;
+        self.by_revisions(&evidence)?;
+        self.search(&evidence)
+    }
+
+    /// Only what follows from revisions: it takes no longer than sorting, however long the history is.
+    pub fn check_revisions(&self) -> Result<(), Fault> {
+        self.by_revisions(&Evidence::gather(self)?)
+    }
+
+    fn by_revisions(&self, evidence: &Evidence) -> Result<(), Fault> {
+        evidence.check_transactions(self)?;
         evidence.check_time(self)?;
         evidence.check_guards(self)?;
         evidence.check_listings(self)?;
-        for watched in &self.watches {
-            watches::check(watched, &evidence)?;
+        reads::check(self, evidence)?;
+        self.watches.iter().try_for_each(|watched| watches::check(watched, evidence))
+    }
+
+    /// Counts what the watches told wrongly, and what else there was. Fails where nothing can be counted,
+    /// because the answers contradict each other.
+    pub fn tally(&self) -> Result<Reckoning, Fault> {
+        let evidence = Evidence::gather(self)?;
+        let mut tally = Reckoning::default();
+        for operation in &self.operations {
+            let seen = operation.call.value().and_then(|value| evidence.revision_of(value));
+            match (operation.took_effect(), seen) {
+                (Some(true), _) => tally.written += 1,
+                (None, Some(_)) => tally.unknown.0 += 1,
+                (None, None) => tally.unknown.1 += 1,
+                (Some(false), _) => {}
+            }
         }
-        self.search(&evidence)
+        for watched in &self.watches {
+            let (lost, doubled) = watches::count(watched, &evidence);
+            tally.events += watched.events.len();
+            tally.lost += lost;
+            tally.doubled += doubled;
+        }
+        Ok(tally)
     }
 
     /// Only the search, as if revisions were mere names.
@@ -192,6 +263,11 @@ impl History {
         let mut steps: BTreeMap<&str, Vec<search::Step>> = BTreeMap::new();
         for operation in &self.operations {
             let known = operation.call.value().and_then(|value| evidence.revision_of(value));
+            // What nobody answered, and what no watch of everything has told, did not happen.
+            let never = operation.call.value().is_some() && known.is_none();
+            if never && operation.answer == Answer::Unknown && evidence.is_all_told {
+                continue;
+            }
             let step = search::Step::new(operation, known);
             steps.entry(&operation.key).or_default().push(step);
         }

@@ -7,5 +7,6 @@ pub mod etcd;
 pub mod history;
 pub mod kubectl;
 pub mod lab;
+pub mod link;
 pub mod netns;
 pub mod terminal;

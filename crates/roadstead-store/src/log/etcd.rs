@@ -30,6 +30,7 @@ use crate::log::Log;
 use crate::log::etcd::leases::Leases;
 use crate::log::etcd::request::{Request, Verdict};
 use crate::log::etcd::waiters::Waiters;
+use crate::mutation::{self, Mutation};
 use crate::replica::Replica;
 use crate::retention::Limits;
 use crate::transaction::Transaction;
@@ -38,6 +39,8 @@ mod compact;
 mod follow;
 mod leases;
 mod load;
+#[cfg(test)]
+mod mutations;
 mod request;
 #[cfg(test)]
 mod tests;
@@ -173,7 +176,10 @@ async fn answer(
     while asked.recv_many(&mut waiting, WAITING).await > 0 {
         // Where etcd is known to be away, nobody is kept waiting for long.
         let patience = remote.silence().map_or(PATIENCE, |_| LOOK);
-        let level = remote.level(patience).await;
+        let level = match mutation::is(Mutation::NoBarrier) {
+            true => Ok(()),
+            false => remote.level(patience).await,
+        };
         for waiter in waiting.drain(..) {
             let _ = waiter.send(level.clone());
         }
@@ -211,6 +217,9 @@ impl Remote {
             let failure = match self.client.txn(&request.txn).await {
                 Ok(answer) => {
                     let revision = revision_of(answer.header.as_ref());
+                    if !answer.succeeded && mutation::is(Mutation::NoWaitAfterConflict) {
+                        return Err(request.conflict(&answer));
+                    }
                     // Whoever is told of a revision sees it. If it does not come, the health of the log
                     // says so; what was written was.
                     let seen = self.waiters.wait(revision, LAG).await;
@@ -237,12 +246,28 @@ impl Remote {
                 self.leases.forget().await;
             }
             if !failure.is_passing() || !may_repeat || is_late {
-                return Err(match unsure {
-                    Some(cause) => StoreError::Unknown { cause },
-                    None => refused(failure),
-                });
+                return match unsure {
+                    Some(cause) => self.resolve(request, since, deadline, cause).await,
+                    None => Err(refused(failure)),
+                };
             }
             time::sleep(BREATH).await;
+        }
+    }
+
+    /// What became of a transaction that may not be sent again. If it is seen, it happened; if it is not, it
+    /// may be on its way.
+    async fn resolve(
+        &self,
+        request: &Request,
+        since: Revision,
+        deadline: Instant,
+        cause: Arc<str>,
+    ) -> Result<Revision, StoreError> {
+        let rest = deadline.saturating_duration_since(Instant::now()).max(LOOK);
+        match self.level(rest).await.map(|()| self.judge(request, since)) {
+            Ok(Verdict::Took(revision)) => Ok(revision),
+            _ => Err(StoreError::Unknown { cause }),
         }
     }
 

@@ -10,8 +10,8 @@ type Change = (Revision, Option<Value>);
 /// Everything that anybody was told of any revision.
 #[derive(Debug, Default)]
 pub(super) struct Evidence {
-    /// What happened at each revision: the object, and what it became.
-    pub(super) changes: BTreeMap<Revision, (String, Option<Value>)>,
+    /// What happened at each revision: the objects, and what they became.
+    pub(super) changes: BTreeMap<Revision, BTreeMap<String, Option<Value>>>,
     /// The revision at which there was nothing yet.
     pub(super) empty_at: Revision,
     /// The revisions of each object, in order.
@@ -19,13 +19,20 @@ pub(super) struct Evidence {
     revisions: HashMap<Value, Revision>,
     /// Who wrote, or may have written, each value.
     writers: HashMap<Value, Operation>,
+    /// In which transaction each value was written, of those with several.
+    transaction_of: HashMap<Value, usize>,
     /// Up to here a watch that began at the beginning told everything, deletions too.
-    complete_to: Revision,
+    pub(super) complete_to: Revision,
+    /// Whether it told of everything that anybody has heard of, and what came last was known to be last.
+    pub(super) is_all_told: bool,
 }
 
 impl Evidence {
     pub(super) fn gather(history: &History) -> Result<Self, Fault> {
         let mut all = Self { empty_at: history.empty_at, ..Self::default() };
+        for (number, values) in history.transactions.iter().enumerate() {
+            all.transaction_of.extend(values.iter().map(|value| (*value, number)));
+        }
         for operation in &history.operations {
             if let Some(value) = operation.call.value()
                 && operation.took_effect() != Some(false)
@@ -57,15 +64,33 @@ impl Evidence {
                 all.complete_to = all.complete_to.max(watched.complete_to);
             }
         }
+        all.is_all_told = all.has_heard_the_last(history);
         Ok(all)
     }
 
+    /// Whether the last revision that a watch of everything told is that of a write that began after
+    /// everything else had been answered, or could no longer happen.
+    fn has_heard_the_last(&self, history: &History) -> bool {
+        let last =
+            self.changes.last_key_value().filter(|(revision, _)| **revision <= self.complete_to);
+        let value = last.and_then(|(_, changes)| *changes.values().next()?);
+        let Some(last) = value.and_then(|value| self.writers.get(&value)) else { return false };
+        let others = history.operations.iter().filter(|other| *other != last);
+        others.into_iter().all(|other| other.answered <= last.invoked)
+    }
+
     fn add(&mut self, key: &str, value: Option<Value>, revision: Revision) -> Result<(), Fault> {
-        let change = (key.to_owned(), value);
-        let known = self.changes.entry(revision).or_insert_with(|| change.clone());
-        if *known != change {
-            return Err(Fault::RevisionTwice(revision, format!("{known:?} and {change:?}")));
+        let transaction = |value: Option<Value>| self.transaction_of.get(&value?);
+        let changes = self.changes.entry(revision).or_default();
+        let contradicts = |(other, found): &(&String, &Option<Value>)| match *other == key {
+            true => **found != value,
+            false => transaction(**found).is_none() || transaction(**found) != transaction(value),
+        };
+        if let Some((other, found)) = changes.iter().find(contradicts) {
+            let what = format!("{other}={found:?} and {key}={value:?}");
+            return Err(Fault::RevisionTwice(revision, what));
         }
+        changes.insert(key.to_owned(), value);
         self.of_key.entry(key.to_owned()).or_default().insert(revision, value);
         let Some(value) = value else { return Ok(()) };
         let what = format!("{key}={value}");
@@ -90,6 +115,29 @@ impl Evidence {
     pub(super) fn before(&self, key: &str, revision: Revision) -> Option<Change> {
         let last = self.of_key.get(key)?.range(..revision).next_back();
         last.map(|(revision, value)| (*revision, *value))
+    }
+
+    /// The changes of one object, in order.
+    pub(super) fn of(&self, key: &str) -> impl Iterator<Item = Change> {
+        let changes = self.of_key.get(key).into_iter().flatten();
+        changes.map(|(revision, value)| (*revision, *value))
+    }
+
+    /// What was written together has one revision, or none.
+    pub(super) fn check_transactions(&self, history: &History) -> Result<(), Fault> {
+        for values in &history.transactions {
+            let known: Vec<_> = values.iter().map(|value| self.revision_of(*value)).collect();
+            let Some(revision) = known.iter().flatten().next() else { continue };
+            // What nobody saw before it was overwritten was perhaps there, unless a watch tells all.
+            let fits = |at: &Option<Revision>| match at {
+                Some(at) => at == revision,
+                None => *revision > self.complete_to,
+            };
+            if !known.iter().all(fits) {
+                return Err(Fault::Torn(format!("{values:?} at {known:?}")));
+            }
+        }
+        Ok(())
     }
 
     /// Whatever begins after something was acknowledged has the larger revision.

@@ -1,29 +1,50 @@
 //! What a watch must tell: everything after the revision that it asked for, once, in order.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Included};
 
 use super::evidence::Evidence;
 use super::{Call, Event, Fault, Revision, Value, Watched};
 
+/// A change of one object.
+type Change<'a> = (Revision, &'a str);
+
 pub(super) fn check(watched: &Watched, evidence: &Evidence) -> Result<(), Fault> {
-    let mut last = watched.after;
-    for event in &watched.events {
-        if event.revision <= last {
-            let what = format!("{}={:?} after {last}", event.key, event.value);
-            return Err(Fault::Disorder(event.revision, what));
+    let (mut last, mut told) = (watched.after, BTreeSet::new());
+    for Event { revision, key, value } in &watched.events {
+        // Of one revision there may be several, of one object each.
+        let is_new = *revision > watched.after && told.insert((*revision, key.as_str()));
+        if *revision < last || !is_new {
+            return Err(Fault::Disorder(*revision, format!("{key}={value:?} after {last}")));
         }
-        last = event.revision;
+        last = *revision;
     }
-    let mut told = watched.events.iter().map(|event| event.revision).peekable();
-    let end = last.max(watched.complete_to);
-    for (revision, (key, value)) in evidence.changes.range((Excluded(watched.after), Included(end)))
-    {
-        if told.next_if_eq(revision).is_none() {
-            return Err(Fault::Skipped(*revision, format!("{key}={value:?}")));
-        }
+    if let Some(((revision, key), value)) = lost(watched, evidence, &told).next() {
+        return Err(Fault::Skipped(revision, format!("{key}={value:?}")));
     }
     deletions(watched, evidence)
+}
+
+/// How many changes a watch did not tell, and how many it told again.
+pub(super) fn count(watched: &Watched, evidence: &Evidence) -> (usize, usize) {
+    let told: BTreeSet<Change<'_>> =
+        watched.events.iter().map(|event| (event.revision, event.key.as_str())).collect();
+    (lost(watched, evidence, &told).count(), watched.events.len() - told.len())
+}
+
+/// What happened while the watch was on, and was not told.
+fn lost<'a>(
+    watched: &Watched,
+    evidence: &'a Evidence,
+    told: &BTreeSet<Change<'a>>,
+) -> impl Iterator<Item = (Change<'a>, Option<Value>)> {
+    let last = watched.events.iter().map(|event| event.revision).max();
+    let end = last.unwrap_or(watched.after).max(watched.complete_to);
+    let happened = evidence.changes.range((Excluded(watched.after), Included(end)));
+    let each = happened.flat_map(|(revision, changes)| {
+        changes.iter().map(move |(key, value)| ((*revision, key.as_str()), *value))
+    });
+    each.filter(move |(change, _)| !told.contains(change))
 }
 
 /// Deletions leave no other trace than that an object is created again, or deleted.

@@ -136,6 +136,8 @@ pub(super) async fn follow(remote: Arc<Remote>, mut follower: Follower) {
                 continue;
             }
         };
+        #[cfg(test)]
+        crate::mutation::lag().await;
         let lost = match told.map(|told| apply(&remote, told)) {
             Ok(Ok(())) => continue,
             Ok(Err(Gap(revision))) => {

@@ -96,10 +96,12 @@ impl Request {
         }
     }
 
-    /// Whether it can be carried out only once, however often it is sent: it changes what it depends on.
+    /// Whether it can be carried out only once, however often it is sent: a key that it writes must be at a
+    /// revision, to which no key comes back. That a key is absent may be so again: then the first attempt
+    /// was carried out, somebody deleted what it wrote, and the second one would write it once more.
     pub(super) fn is_repeatable(&self) -> bool {
         let writes = |key: &Key| self.writes.iter().any(|(written, _)| written == key);
-        self.writes.is_empty() || self.guards.iter().any(|(key, _)| writes(key))
+        self.writes.is_empty() || self.guards.iter().any(|(key, at)| at.is_some() && writes(key))
     }
 
     /// Which of the conditions does not hold, as a refusal tells.
@@ -264,7 +266,8 @@ mod tests {
     fn what_may_be_sent_twice() {
         for (text, want) in [
             ("a@3 a=x", true),
-            ("a@ a=x b=y", true),
+            ("a@ a=x b=y", false),
+            ("a@ b@3 a=x b=y", true),
             ("a@3 a=", true),
             ("b@3 a=x", false),
             ("a=x", false),

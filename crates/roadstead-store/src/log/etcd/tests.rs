@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use roadstead_etcd::member_url::MemberUrl;
 use roadstead_etcd::messages::CompactionRequest;
 use roadstead_testkit::etcd::Etcd;
+use roadstead_testkit::link::Link;
 use rustls::{ClientConfig, RootCertStore};
 
 use super::*;
@@ -40,7 +41,11 @@ impl KeyLayout for Plain {
 }
 
 pub(super) fn client(etcd: &Etcd) -> Client {
-    let endpoints: Vec<_> = etcd.urls().iter().map(|url| MemberUrl::parse(url).unwrap()).collect();
+    client_at(&etcd.urls())
+}
+
+fn client_at(urls: &[String]) -> Client {
+    let endpoints: Vec<_> = urls.iter().map(|url| MemberUrl::parse(url).unwrap()).collect();
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let builder = ClientConfig::builder_with_provider(provider);
     let builder = builder.with_safe_default_protocol_versions().unwrap();
@@ -53,7 +58,7 @@ fn options() -> EtcdOptions {
     EtcdOptions { history: Limits::default(), patience, compaction: None }
 }
 
-async fn store(etcd: &Etcd, prefix: &str) -> Arc<Store> {
+pub(super) async fn store(etcd: &Etcd, prefix: &str) -> Arc<Store> {
     Store::etcd(client(etcd), Arc::new(Plain(prefix.to_owned())), options()).await.unwrap()
 }
 
@@ -62,7 +67,7 @@ async fn compact(etcd: &Etcd, revision: Revision) {
     client(etcd).compact(&request).await.unwrap();
 }
 
-fn key(path: &str) -> Key {
+pub(super) fn key(path: &str) -> Key {
     Key::new("things", path)
 }
 
@@ -188,7 +193,8 @@ async fn etcd_goes_and_comes_again() {
 async fn a_lost_answer_is_found_again() {
     let Some(etcd) = Etcd::start(1) else { return };
     let store = store(&etcd, "/r/").await;
-    let mut guard = None;
+    // What is created first may not be sent again: that it is absent may be so twice.
+    let mut guard = Some(store.commit(put("a", "first").expect(key("a"), None)).await.unwrap());
     for round in 0..6 {
         let write = put("a", &round.to_string()).expect(key("a"), guard);
         let before = store.get(&key("a")).map(|entry| entry.revision);
@@ -202,8 +208,41 @@ async fn a_lost_answer_is_found_again() {
         guard = Some(writing.await.unwrap().unwrap());
     }
     let events = store.feed("things", Revision(1)).unwrap().now().unwrap().events;
-    assert_eq!(events.len(), 6, "each write happened once");
+    assert_eq!(events.len(), 7, "each write happened once");
     assert_eq!(store.get(&key("a")).map(|entry| entry.revision), guard);
+}
+
+/// What is asked arrives, and no answer comes back. Meanwhile somebody else deletes what was created: it
+/// must not come again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_create_is_not_sent_again() {
+    let Some(etcd) = Etcd::start(1) else { return };
+    let address = etcd.urls()[0].strip_prefix("http://").unwrap().parse().unwrap();
+    let link = Link::to(address);
+    let behind = client_at(&[format!("http://{}", link.address())]);
+    let layout = Arc::new(Plain("/r/".to_owned()));
+    let one = Store::etcd(behind, layout, options()).await.unwrap();
+    let other = store(&etcd, "/r/").await;
+    link.cut(false, true);
+    let create = put("a", "1").expect(key("a"), None);
+    let writer = one.clone();
+    let writing = tokio::spawn(async move { writer.commit(create).await });
+    let created = loop {
+        other.fresh().await.unwrap();
+        if let Some(entry) = other.get(&key("a")) {
+            break entry.revision;
+        }
+        time::sleep(Duration::from_millis(5)).await;
+    };
+    let delete = Transaction::new().delete(key("a")).expect(key("a"), Some(created));
+    other.commit(delete).await.unwrap();
+    let told = writing.await.unwrap();
+    link.cut(false, false);
+    assert!(matches!(told, Err(StoreError::Unknown { .. })), "nobody could say: {told:?}");
+    one.fresh().await.unwrap();
+    other.fresh().await.unwrap();
+    let events = other.feed("things", Revision(1)).unwrap().now().unwrap().events;
+    assert_eq!(events.len(), 2, "it was created and deleted once: {events:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -29,6 +29,9 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
 
 const CLIENTS: usize = 64;
+/// Where an object of that name goes, and the object.
+type MakeObject = fn(&str) -> (&'static str, Value);
+
 /// How many write while others read.
 const WRITERS: usize = 16;
 const LASTS: Duration = Duration::from_secs(5);
@@ -116,7 +119,7 @@ async fn load(name: &str, [one, other]: [&str; 2], raw: f64, pids: &[&str]) {
     let (one, other) = (target(one).await, target(other).await);
     let stamp = std::process::id();
     println!("{name}: rate, latency, microseconds of processor time for each, by process");
-    let writes: [(&str, Option<u64>, fn(&str) -> (&'static str, Value)); 3] = [
+    let writes: [(&str, Option<u64>, MakeObject); 3] = [
         ("create ConfigMap of 1 kB", None, |name| (MAPS, map(name, 1000))),
         ("create Service", None, |name| (SERVICES, service(name, "ClusterIP"))),
         ("create Service with node port", Some(NODE_PORTS), |name| {
@@ -144,7 +147,8 @@ async fn load(name: &str, [one, other]: [&str; 2], raw: f64, pids: &[&str]) {
 
 /// Reads of one object, from memory and not, beside those who write.
 async fn reads(one: &Target, stamp: u32) {
-    let body = |number: u64| Bytes::from(map(&format!("r-{stamp}-{number}"), 1000).to_string());
+    let body =
+        move |number: u64| Bytes::from(map(&format!("r-{stamp}-{number}"), 1000).to_string());
     let object = move |number| Call { method: Method::POST, path: MAPS.into(), body: body(number) };
     run(one, 1, Some(1), object).await;
     for (what, query) in [("GET", ""), ("GET with resourceVersion=0", "?resourceVersion=0")] {
@@ -152,7 +156,7 @@ async fn reads(one: &Target, stamp: u32) {
             let path = format!("{MAPS}/r-{stamp}-0{query}");
             let get = move |_| Call { method: Method::GET, path: path.clone(), body: Bytes::new() };
             let name = format!("w{}-{stamp}-{writers}", query.len());
-            let write = move |number| {
+            let write = move |number: u64| {
                 let body = map(&format!("{name}-{number}"), 1000).to_string().into();
                 Call { method: Method::POST, path: MAPS.into(), body }
             };

@@ -20,9 +20,8 @@ use crate::resize::{self, Change};
 
 use self::restart::restart_all_plan;
 
-pub use self::restart::{
-    ALL_RESTARTED, can_restart_all, is_restarting_all, restart_all, will_restart,
-};
+pub(crate) use self::restart::can_restart_all;
+pub use self::restart::{ALL_RESTARTED, is_restarting_all, restart_all, will_restart};
 pub use self::stopping::{AFTER_SIGNAL, grace_period, hurry};
 
 /// How long a container shows what failed, such as ErrImagePull, before it shows that it waits.

@@ -27,6 +27,16 @@ pub enum AppArmor {
     Unconfined,
 }
 
+/// What a container asks of both.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Mandatory {
+    /// Which profile of AppArmor holds it.
+    pub app_armor: AppArmor,
+    /// Its label, for SELinux.
+    pub se_linux: Option<SeLinuxLabel>,
+}
+
 /// What a pod says of a container's label; what it leaves out is as usual.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SeLinuxLabel {

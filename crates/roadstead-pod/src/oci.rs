@@ -122,7 +122,7 @@ pub fn oci_config(
     if let Some(profile) = &context.labels.app_armor {
         made["process"]["apparmorProfile"] = json!(profile);
     }
-    if let (Some(label), Some(own)) = (&context.labels.se_linux, &confinement.se_linux) {
+    if let (Some(label), Some(own)) = (&context.labels.se_linux, &confinement.mandatory.se_linux) {
         made["process"]["selinuxLabel"] = json!(label);
         made["linux"]["mountLabel"] = json!(own.of_files());
     }

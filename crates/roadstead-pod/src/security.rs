@@ -14,7 +14,7 @@ use crate::builtin_image::{self, BuiltInImage};
 use crate::capabilities::{Capabilities, adjusted};
 use crate::ephemeral;
 use crate::image::{ImageContent, ImageUsers};
-use crate::mandatory::{self, AppArmor, SeLinuxLabel};
+use crate::mandatory::{self, AppArmor, Mandatory};
 use crate::probe::Kind;
 use crate::seccomp_profile::profile_path;
 use crate::sysctls::{NO_UNSAFE_SYSCTLS, UnsafeSysctls, sysctls};
@@ -44,10 +44,8 @@ pub struct Confinement {
     pub sysctls: Vec<(String, String)>,
     /// What the runtime has to look up in the image, because only it can.
     pub unresolved: Option<Unresolved>,
-    /// Which profile of AppArmor holds it.
-    pub app_armor: AppArmor,
-    /// Its label, for SELinux.
-    pub se_linux: Option<SeLinuxLabel>,
+    /// What AppArmor and SELinux hold it to.
+    pub mandatory: Mandatory,
 }
 
 /// What an image says of its user, which only the runtime understands.
@@ -209,11 +207,13 @@ pub(crate) fn confine(
         },
         sysctls: sysctls(spec, allowed_sysctls)?,
         unresolved: unresolved(image, asked, asked_group),
-        app_armor: match privileged {
-            true => AppArmor::Unconfined,
-            false => mandatory::app_armor(of_pod, own, policy)?,
+        mandatory: Mandatory {
+            app_armor: match privileged {
+                true => AppArmor::Unconfined,
+                false => mandatory::app_armor(of_pod, own, policy)?,
+            },
+            se_linux: mandatory::se_linux(of_pod, own, policy)?,
         },
-        se_linux: mandatory::se_linux(of_pod, own, policy)?,
     })
 }
 

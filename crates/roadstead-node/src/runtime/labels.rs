@@ -24,12 +24,12 @@ fn has_se_linux() -> bool {
 pub(super) fn of(confinement: &Confinement) -> Result<ProcessLabels, String> {
     let loaded = || fs::read_to_string(PROFILES).unwrap_or_default();
     let app_armor = match has_app_armor() {
-        true => profile(&confinement.app_armor, &loaded())?,
+        true => profile(&confinement.mandatory.app_armor, &loaded())?,
         // Those that need it are not here at all.
         false => None,
     };
     // As with a kubelet, labels mean nothing to a kernel that has none.
-    let label = confinement.se_linux.as_ref().filter(|_| has_se_linux());
+    let label = confinement.mandatory.se_linux.as_ref().filter(|_| has_se_linux());
     Ok(ProcessLabels { app_armor, se_linux: label.map(|label| label.of_processes()) })
 }
 

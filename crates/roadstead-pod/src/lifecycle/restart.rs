@@ -61,7 +61,7 @@ fn containers(spec: &PodSpec) -> impl Iterator<Item = &Container> {
 }
 
 /// Whether a rule of any container lets all of them begin anew.
-pub fn can_restart_all(spec: &PodSpec) -> bool {
+pub(crate) fn can_restart_all(spec: &PodSpec) -> bool {
     let mut rules = containers(spec).flat_map(|own| own.restart_policy_rules.iter().flatten());
     rules.any(|rule| rule.action == RESTART_ALL)
 }

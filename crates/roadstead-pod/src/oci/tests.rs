@@ -80,7 +80,7 @@ const NO_LABELS: ProcessLabels = ProcessLabels { app_armor: None, se_linux: None
 fn profiles_and_labels() {
     let mut config = container();
     let label = json!({"user": "u", "role": "r", "kind": "t", "level": "s0:c1"});
-    config.confinement.se_linux = Some(serde_json::from_value(label).unwrap());
+    config.confinement.mandatory.se_linux = Some(serde_json::from_value(label).unwrap());
     let both =
         ProcessLabels { app_armor: Some("web".into()), se_linux: Some("u:r:t:s0:c1".into()) };
     let both: &'static ProcessLabels = Box::leak(Box::new(both));

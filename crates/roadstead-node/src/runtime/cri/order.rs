@@ -169,8 +169,8 @@ fn security(confinement: &Confinement, profiles: &Path) -> LinuxContainerSecurit
         false => vec![],
     };
     let (user, username, group) = user(confinement);
-    let (apparmor, apparmor_profile) = app_armor(&confinement.app_armor);
-    let label = confinement.se_linux.clone();
+    let (apparmor, apparmor_profile) = app_armor(&confinement.mandatory.app_armor);
+    let label = confinement.mandatory.se_linux.clone();
     LinuxContainerSecurityContext {
         apparmor,
         apparmor_profile,

@@ -96,12 +96,28 @@ impl Filter {
         if self.fields.is_empty() {
             return true;
         }
+        if self.fields.iter().any(|(pointer, condition)| is_nowhere(bytes, pointer, condition)) {
+            return false;
+        }
         let object: Value = serde_json::from_slice(bytes).unwrap_or_default();
         self.fields.iter().all(|(pointer, condition)| {
             let found = text_at(&object, pointer);
             (found == condition.value) == condition.equal
         })
     }
+}
+
+/// Whether what is demanded stands nowhere in an object, so that it need not be read: each node watches its
+/// own pods, and each change of a pod is shown to the watches of all nodes.
+fn is_nowhere(bytes: &[u8], pointers: &str, condition: &FieldCondition) -> bool {
+    let value = &condition.value;
+    // As it is written in JSON, and only there.
+    let is_plain = value.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte));
+    let may_be_absent = pointers.split('|').any(|pointer| absent(pointer) == value);
+    condition.equal
+        && is_plain
+        && !may_be_absent
+        && str::from_utf8(bytes).is_ok_and(|text| !text.contains(value.as_str()))
 }
 
 /// The value of a field as a selector sees it; of several that are joined by a bar the first that
@@ -135,4 +151,25 @@ struct Labelled<'a> {
 struct LabelledMetadata<'a> {
     #[serde(borrow, default)]
     labels: BTreeMap<Cow<'a, str>, Cow<'a, str>>,
+}
+
+#[test]
+fn what_is_nowhere_need_not_be_read() {
+    let pod = br#"{"spec":{"nodeName":"node-12","hostNetwork":true},"status":{"phase":"Running"}}"#;
+    for (pointer, value, equal, want) in [
+        ("/spec/nodeName", "node-12", true, false),
+        // It may be somewhere else: then it is read.
+        ("/spec/nodeName", "node-1", true, false),
+        ("/spec/nodeName", "node-3", true, true),
+        ("/spec/nodeName", "node-3", false, false),
+        ("/spec/nodeName", "", true, false),
+        ("/spec/nodeName", "a b", true, false),
+        ("/spec/hostNetwork", "false", true, false),
+        ("/spec/hostNetwork", "true", true, false),
+        ("/status/phase|/spec/none", "Pending", true, true),
+    ] {
+        let (label, value) = (String::new(), value.to_owned());
+        let condition = FieldCondition { label, value, equal };
+        assert_eq!(is_nowhere(pod, pointer, &condition), want, "{pointer} {:?}", condition.value);
+    }
 }

@@ -180,10 +180,14 @@ fn read(stored: &[u8]) -> Result<Value, String> {
             cannot read";
         return Err(why.to_owned());
     }
-    let object = match stored.starts_with(b"k8s\0") {
+    let mut object: Value = match stored.starts_with(b"k8s\0") {
         true => protobuf::decode_stored(stored)?,
         false => serde_json::from_slice(stored).map_err(|error| error.to_string())?,
     };
+    // It has no name but its key, and an empty field of protobuf is none.
+    if object["kind"] == "RangeAllocation" && object["metadata"].is_null() {
+        object["metadata"] = Value::Object(serde_json::Map::new());
+    }
     match object["metadata"].is_object() && object["apiVersion"].is_string() {
         true => Ok(definitions::in_newest_form(object)),
         false => Err("it has no apiVersion or no metadata".to_owned()),

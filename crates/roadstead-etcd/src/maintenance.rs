@@ -30,9 +30,9 @@ const BEGINNING: Duration = Duration::from_secs(30);
 
 /// A member's file, piece by piece.
 #[derive(Debug)]
-pub struct Snapshot(Conversation<SnapshotResponse>);
+pub struct MemberSnapshot(Conversation<SnapshotResponse>);
 
-impl Snapshot {
+impl MemberSnapshot {
     /// The next piece, and how many bytes come after it; `None` at the end.
     pub async fn next(&mut self) -> Result<Option<(Bytes, u64)>, Failure> {
         match self.0.next().await {
@@ -111,11 +111,11 @@ impl Client {
     }
 
     /// Everything that a member has.
-    pub async fn snapshot(&self, at: usize) -> Result<Snapshot, Failure> {
+    pub async fn snapshot(&self, at: usize) -> Result<MemberSnapshot, Failure> {
         let channel = self.members[at].channel(Lane::Read);
         let method = "/etcdserverpb.Maintenance/Snapshot";
         let begun = channel.listen(method, &SnapshotRequest {}, BEGINNING).await;
-        begun.map(Snapshot).map_err(|status| Failure::of(&status))
+        begun.map(MemberSnapshot).map_err(|status| Failure::of(&status))
     }
 }
 

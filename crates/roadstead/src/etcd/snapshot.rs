@@ -11,7 +11,7 @@ use anyhow::{Context, bail};
 use aws_lc_rs::digest::{self, SHA256, SHA256_OUTPUT_LEN};
 use bytes::{Bytes, BytesMut};
 use roadstead_etcd::client::Client;
-use roadstead_etcd::maintenance::Snapshot;
+use roadstead_etcd::maintenance::MemberSnapshot;
 
 use super::members;
 
@@ -49,7 +49,7 @@ fn part_of(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-async fn write(part: &Path, mut snapshot: Snapshot) -> anyhow::Result<usize> {
+async fn write(part: &Path, mut snapshot: MemberSnapshot) -> anyhow::Result<usize> {
     let mut options = File::options();
     let file = options.write(true).create(true).truncate(true).mode(0o600).open(part);
     let mut file = file.with_context(|| format!("cannot create {}", part.display()))?;

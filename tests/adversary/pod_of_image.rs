@@ -190,7 +190,7 @@ fn files_that_lead_to_the_node() {
         // Variables from files that lead elsewhere, or are none.
         let plants = "echo \"A='1'\" > /v/env; ln -s env /v/inside; ln -s /run/victim/env /v/link; \
                       ln -s ../../../../../../../run/victim/env /v/up; mknod /v/pipe p; \
-                      ln -s /proc/self/root/run/victim/env /v/magic; mknod /v/zero c 1 5";
+                      ln -s /proc/self/root/run/victim/env /v/magic; mknod /v/zero c 1 5 || true";
         let plants = json!({"initContainers": [{"name": "plants", "image": "hostile:1",
             "imagePullPolicy": "IfNotPresent", "command": ["sh", "-c", plants],
             "volumeMounts": [{"name": "v", "mountPath": "/v"}]}]});

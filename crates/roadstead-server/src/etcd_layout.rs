@@ -19,6 +19,7 @@ use roadstead_store::entry::Key;
 use roadstead_store::layout::KeyLayout;
 use serde_json::Value;
 
+use crate::kinds::node;
 use crate::kinds::service::allocate::node_ports;
 use crate::reading::object;
 
@@ -30,9 +31,10 @@ const RENAMED: [(&str, &str); 5] = [
     ("replicationcontrollers", "controllers"),
     ("ingresses.networking.k8s.io", "ingress"),
 ];
-/// What is kept beside objects: taken node ports, as they were kept here once, too, and the addresses of all
-/// servers.
-const BESIDES: [(&str, &str); 3] = [
+/// What is kept beside objects: taken node ports, as they were kept here once, too, which node got addresses last,
+/// and the addresses of all servers.
+const BESIDES: [(&str, &str); 4] = [
+    (node::BLOCKS, "ranges/roadstead-podcidrs"),
     (node_ports::ROWS, "ranges/roadstead-nodeports"),
     (node_ports::RANGES, "ranges"),
     (crate::servers::BUCKET, "masterleases"),
@@ -41,6 +43,8 @@ const BESIDES: [(&str, &str); 3] = [
 const EVENTS: &str = "events";
 /// Groups of built-in kinds that have their group before.
 const WITH_GROUP: [&str; 2] = ["apiextensions.k8s.io", "apiregistration.k8s.io"];
+/// What is nobody's object, but a name or a number.
+const PLAIN: [&str; 2] = [node_ports::ROWS, node::BLOCKS];
 /// How objects begin that we have written ourselves.
 const OWN: &[u8] = b"{\"apiVersion\":\"";
 /// How values begin that were encrypted by kube-apiserver.
@@ -123,7 +127,7 @@ impl KeyLayout for KubernetesLayout {
         let names = rest.split('/').filter(|name| !name.is_empty()).count();
         let whole = !rest.starts_with('/') && !rest.ends_with('/');
         let path = match names {
-            1 if whole && bucket == node_ports::ROWS => rest.to_owned(),
+            1 if whole && PLAIN.contains(&&*bucket) => rest.to_owned(),
             1 if whole => format!("/{rest}"),
             2 if whole => rest.to_owned(),
             _ => return None,
@@ -136,7 +140,7 @@ impl KeyLayout for KubernetesLayout {
     }
 
     fn value(&self, key: &Key, stored: Bytes) -> Bytes {
-        if *key.bucket == *node_ports::ROWS || is_own(&stored) {
+        if PLAIN.contains(&&*key.bucket) || is_own(&stored) {
             return stored;
         }
         match read(&stored) {
@@ -146,10 +150,11 @@ impl KeyLayout for KubernetesLayout {
     }
 }
 
-/// Whether servers make an entry anew when they start over another store: of what Services hold, or because
-/// they are there.
+/// Whether servers make an entry anew when they start over another store: of what Services and nodes hold, or
+/// because they are there.
 pub fn is_made_anew(key: &Key) -> bool {
-    [node_ports::ROWS, node_ports::RANGES, crate::servers::BUCKET].contains(&&*key.bucket)
+    [node_ports::ROWS, node_ports::RANGES, node::BLOCKS, crate::servers::BUCKET]
+        .contains(&&*key.bucket)
 }
 
 /// Whether a value has the form in which we write: what else there may be is read and written anew.
@@ -222,6 +227,7 @@ mod tests {
             ("bells.example.com", "shop/big", "example.com/bells/shop/big"),
             ("towers.example.com", "/big", "example.com/towers/big"),
             ("nodeports", "30080", "ranges/roadstead-nodeports/30080"),
+            ("podcidrs", "last", "ranges/roadstead-podcidrs/last"),
             ("rangeallocations", "/servicenodeports", "ranges/servicenodeports"),
             ("masterleases", "/10.0.0.5", "masterleases/10.0.0.5"),
         ];

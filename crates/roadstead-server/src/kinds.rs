@@ -36,7 +36,7 @@ mod ip_address;
 mod limit_range;
 pub(crate) mod metrics;
 pub(crate) mod namespace;
-mod node;
+pub(crate) mod node;
 mod node_restriction;
 mod pod;
 mod pod_security;

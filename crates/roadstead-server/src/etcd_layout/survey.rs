@@ -11,8 +11,9 @@ use roadstead_store::entry::Key;
 use roadstead_store::layout::KeyLayout;
 use serde_json::Value;
 
-use super::{ENCRYPTED, KubernetesLayout, OWN, WITH_GROUP, node_ports, read, unreadable};
+use super::{ENCRYPTED, KubernetesLayout, OWN, PLAIN, WITH_GROUP, node_ports, read, unreadable};
 use crate::kinds::custom_resource_definition::DEFINITIONS;
+use crate::kinds::node;
 use crate::reading::object;
 use crate::servers;
 
@@ -85,7 +86,7 @@ impl Findings {
 impl Survey {
     /// Of what is below a prefix.
     pub fn new(prefix: &str) -> Self {
-        let beside = [node_ports::ROWS, node_ports::RANGES, servers::BUCKET];
+        let beside = [node_ports::ROWS, node_ports::RANGES, node::BLOCKS, servers::BUCKET];
         let beside = beside.into_iter().map(|bucket| (bucket.to_owned(), BTreeSet::new()));
         let mut known: BTreeMap<_, BTreeSet<_>> = beside.collect();
         for kind in kinds::all() {
@@ -125,7 +126,7 @@ impl Survey {
             return;
         };
         row.bucket = key.bucket.to_string();
-        if *key.bucket == *node_ports::ROWS {
+        if PLAIN.contains(&&*key.bucket) {
             return;
         }
         let none = BTreeSet::new();
@@ -199,7 +200,7 @@ fn judge(
     let name = key.path.trim_start_matches('/');
     if stored.starts_with(ENCRYPTED) {
         row.encrypted += 1;
-    } else if let Some(why) = unreadable(&ours) {
+    } else if let Some(why) = read(&ours).err().or_else(|| unreadable(&ours)) {
         note(&mut row.unreadable, format!("{name}: {why}"));
     } else if let Some(number) = changed_number(stored) {
         note(&mut row.changed, format!("{name}: the number {number} cannot be kept"));

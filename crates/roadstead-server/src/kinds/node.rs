@@ -24,7 +24,7 @@ use crate::transport::response::Body;
 
 /// Written with every block of pod addresses that a node gets: whoever has looked at what the others have is
 /// refused if one of them got another meanwhile.
-const BLOCKS: &str = "podcidrs";
+pub(crate) const BLOCKS: &str = "podcidrs";
 
 pub(super) struct Nodes;
 

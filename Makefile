@@ -1,6 +1,6 @@
 # `make demo` shows Roadstead working; `make test` proves it. Both install what they lack.
 
-.PHONY: help demo clean-demo test soak lab interchange figures bench clients dist install uninstall deny lint clean
+.PHONY: help demo clean-demo demo-ha test soak lab interchange figures bench clients dist install uninstall deny lint clean
 
 help: ## This list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -10,6 +10,9 @@ demo: ## Build, start, and show three pods behind a Service. As root.
 
 clean-demo: ## Stop the demo and remove everything it made.
 	@scripts/clean-demo
+
+demo-ha: ## Three of each on this machine, in namespaces; one of each dies, and it is counted what that costs. As root.
+	@scripts/demo-ha
 
 test: ## Every test that this machine can run; says which it cannot.
 	@scripts/test

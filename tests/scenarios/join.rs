@@ -11,10 +11,10 @@ use roadstead_testkit::netns::{laboratory_of, run, try_run};
 use crate::process::Roadstead;
 
 const PATIENCE: Duration = Duration::from_secs(90);
-const SERVER: &str = "https://192.0.2.1:6443";
+pub(crate) const SERVER: &str = "https://192.0.2.1:6443";
 
 /// A wire with this machine at one end; others are put onto it.
-fn wire() {
+pub(crate) fn wire() {
     run(
         "ip link add wire type bridge && ip link set wire up && ip address add 192.0.2.1/24 dev wire",
     );
@@ -22,7 +22,7 @@ fn wire() {
 }
 
 /// Puts another machine onto the wire, with this last number in its address.
-fn plug_in(name: &str, number: u8) {
+pub(crate) fn plug_in(name: &str, number: u8) {
     run(&format!(
         "ip netns add {name} && ip link add {name} type veth peer name eth0 netns {name}"
     ));
@@ -39,11 +39,11 @@ fn first_node(flags: &str) -> Roadstead {
     )
 }
 
-fn roadstead(command: &str) -> String {
+pub(crate) fn roadstead(command: &str) -> String {
     format!("{} {command}", env!("CARGO_BIN_EXE_roadstead"))
 }
 
-fn token(server: &Roadstead, flags: &str) -> String {
+pub(crate) fn token(server: &Roadstead, flags: &str) -> String {
     let kubeconfig = server.kubeconfig();
     run(&roadstead(&format!(
         "token create --quiet --kubeconfig {} {flags} 2>/dev/null",
@@ -52,14 +52,14 @@ fn token(server: &Roadstead, flags: &str) -> String {
 }
 
 /// A machine that joins; ended when it goes out of scope.
-struct Joined {
+pub(crate) struct Joined {
     name: &'static str,
     child: Child,
     directory: PathBuf,
 }
 
 impl Joined {
-    fn start(here: &Path, name: &'static str, flags: &str) -> Self {
+    pub(crate) fn start(here: &Path, name: &'static str, flags: &str) -> Self {
         let directory = here.join(name);
         fs::create_dir_all(&directory).unwrap();
         let log = fs::File::create(directory.join("log")).unwrap();
@@ -76,7 +76,7 @@ impl Joined {
         Self { name, child, directory }
     }
 
-    fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.directory.join("log")).unwrap()
     }
 
@@ -92,10 +92,16 @@ impl Joined {
         .0
     }
 
-    fn once_ready(mut self) -> Self {
+    pub(crate) fn once_ready(mut self) -> Self {
         let said = self.outcome();
         assert!(said.contains("ready: node"), "{said}");
         self
+    }
+
+    /// Ends it; its pods go on.
+    pub(crate) fn end(&mut self) {
+        run(&format!("kill -INT {}", self.child.id()));
+        self.child.wait().unwrap();
     }
 
     fn leave(&mut self, flags: &str) -> String {
@@ -120,7 +126,7 @@ impl Drop for Joined {
 }
 
 /// A pod on a node, behind the Service `both`.
-fn pod(name: &str, node: &str) -> String {
+pub(crate) fn pod(name: &str, node: &str) -> String {
     format!(
         "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, labels: {{app: both}}}}\n\
          spec:\n  nodeSelector: {{kubernetes.io/hostname: {node}}}\n  terminationGracePeriodSeconds: 1\n  \
@@ -128,11 +134,11 @@ fn pod(name: &str, node: &str) -> String {
     )
 }
 
-const BOTH: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: both}\n\
+pub(crate) const BOTH: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: both}\n\
     spec: {selector: {app: both}, ports: [{port: 80, targetPort: 8080}]}\n";
 
 /// Asks the Service until each of the pods has answered.
-fn each_answers(place: &str, address: &str, pods: &[&str]) {
+pub(crate) fn each_answers(place: &str, address: &str, pods: &[&str]) {
     let ask = || {
         let asked = (0..16).map(|_| try_run(&format!("{place} curl -s -m 2 http://{address}/")));
         let said: Vec<_> =
@@ -220,8 +226,7 @@ fn a_machine_joins_and_leaves() {
         hostile_requests(&server, &bare);
 
         // It begins again without a token; then it dies, and its endpoints go.
-        run(&format!("kill -INT {}", other.child.id()));
-        other.child.wait().unwrap();
+        other.end();
         let mut other = Joined::start(&here, "n2", "").once_ready();
         each_answers("", &address, &["one", "two"]);
         let restarts = "get pod two -o jsonpath='{.status.containerStatuses[0].restartCount}'";

@@ -17,6 +17,7 @@ mod documents;
 mod etcd;
 mod fairness;
 mod guards;
+mod ha;
 mod housekeeping;
 mod images;
 mod join;

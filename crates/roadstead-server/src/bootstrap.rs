@@ -1,5 +1,6 @@
 //! What exists in every cluster before anyone has asked for it.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,6 +29,8 @@ use crate::servers;
 const KEEP: Duration = Duration::from_secs(10);
 /// After how many such times addresses and ports are checked, where others write, too: as often as upstream.
 const REPAIR: u32 = 18;
+/// How often to look, in memory, whether another server has come or gone.
+const LOOK: Duration = Duration::from_secs(1);
 const AUTO_UPDATE: &str = "rbac.authorization.kubernetes.io/autoupdate";
 /// By which the server owns what it writes itself.
 const MANAGER: &str = "roadstead";
@@ -38,7 +41,9 @@ const CLUSTER_INFO: &str = "cluster-info";
 /// server. What exists already is left as it is.
 pub async fn run(api: &Api) -> Result<(), ApiError> {
     take_over::run(api).await?;
-    custom_resource_definition::resume(api).await?;
+    if !api.storage.store.is_shared() {
+        custom_resource_definition::resume(api).await?;
+    }
     let namespaces = PERMANENT.map(|name| {
         let object = json!({"metadata": {"name": name}});
         SystemObject { group: "", plural: "namespaces", namespace: "", object }.create(api)
@@ -55,7 +60,11 @@ pub async fn run(api: &Api) -> Result<(), ApiError> {
         SystemObject { group, plural, namespace: "", object: class }.ensure(api).await?;
     }
     flow_control::ensure(api).await?;
-    own_service(api, Say::Differences).await
+    own_service(api, Say::Differences).await?;
+    match api.advertise {
+        Some((own, port)) => advertise(api, own, port).await,
+        None => Ok(()),
+    }
 }
 
 /// Tells machines that want to join what they must know: where the server is, and whom to trust. What an
@@ -75,6 +84,16 @@ pub async fn publish(api: &Api, authority: &str, url: &str) -> Result<(), ApiErr
     }
     let object = json!({"metadata": {"name": CLUSTER_INFO}, "data": {"kubeconfig": text}});
     SystemObject { group: "", plural: "configmaps", namespace, object }.ensure(api).await
+}
+
+/// Tells machines that have joined what they must know of the cluster, and makes the account by which they enforce
+/// policies. What somebody has said already stays.
+pub async fn tell_nodes(api: &Api, name: &str, facts: Value) -> Result<(), ApiError> {
+    let namespace = "kube-system";
+    let object = json!({"metadata": {"name": name}, "data": facts});
+    SystemObject { group: "", plural: "configmaps", namespace, object }.create(api).await?;
+    let object = json!({"metadata": {"name": "roadstead-network-policy"}});
+    SystemObject { group: "", plural: "serviceaccounts", namespace, object }.create(api).await
 }
 
 /// Makes sure that all servers of a cluster believe the same authority, which the first of them has written
@@ -126,9 +145,25 @@ fn classes() -> [Value; 2] {
     ]
 }
 
-/// Brings back what [`run`] has made and somebody has deleted, and keeps roles that are the sum of
-/// others up to date, until `stop`.
+/// Says that this server is there, and makes the Service `kubernetes` lead to all that are, until `stop`. Each of
+/// several servers does this.
 pub async fn keep(api: Arc<Api>, stop: CancellationToken) {
+    let Some((own, port)) = api.advertise else { return stop.cancelled().await };
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return leave(&api).await,
+            () = tokio::time::sleep(KEEP) => {}
+            () = others_change(&api) => {}
+        }
+        if let Err(error) = advertise(&api, own, port).await {
+            warn!(error = %error.message, "cannot bring the Service kubernetes up to date");
+        }
+    }
+}
+
+/// What one of several servers does for all, until `stop`: brings back what [`run`] has made and somebody has
+/// deleted, keeps roles that are the sum of others up to date, and finishes what a server that is gone has begun.
+pub async fn tend(api: Arc<Api>, stop: CancellationToken) {
     let sums = rbac::aggregate::run(api.clone(), stop.clone());
     tokio::join!(sums, bring_back(api, stop));
 }
@@ -137,14 +172,12 @@ async fn bring_back(api: Arc<Api>, stop: CancellationToken) {
     let mut passing = repair_round(&api, Vec::new()).await;
     let shared = api.storage.store.is_shared();
     let mut rounds = 0_u32;
+    if shared && let Err(error) = custom_resource_definition::resume(&api).await {
+        warn!(error = %error.message, "cannot finish the removal of kinds");
+    }
     loop {
         tokio::select! {
-            () = stop.cancelled() => {
-                if let Some((own, _)) = api.advertise {
-                    servers::leave(&api.storage.store, own).await;
-                }
-                return;
-            }
+            () = stop.cancelled() => return,
             () = tokio::time::sleep(KEEP) => {}
         }
         rounds += 1;
@@ -184,6 +217,33 @@ async fn repair_round(api: &Arc<Api>, before: Vec<Difference>) -> Vec<Difference
     passing
 }
 
+/// Takes the server out of the Service `kubernetes`, if there are others.
+async fn leave(api: &Api) {
+    let Some((own, port)) = api.advertise else { return };
+    servers::leave(&api.storage.store, own).await;
+    let mut others = servers::present(&api.storage.store).unwrap_or_default();
+    others.remove(&own);
+    if !others.is_empty()
+        && let Err(error) = lead_to(api, (own, port), &others).await
+    {
+        warn!(error = %error.message, "the Service kubernetes may lead here a while longer");
+    }
+}
+
+/// Waits until another server has come or gone.
+async fn others_change(api: &Api) {
+    if !api.storage.store.is_shared() {
+        return std::future::pending().await;
+    }
+    let before = servers::present(&api.storage.store).ok();
+    loop {
+        tokio::time::sleep(LOOK).await;
+        if servers::present(&api.storage.store).ok() != before {
+            return;
+        }
+    }
+}
+
 /// Whether to tell the operator about what is not as asked for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Say {
@@ -191,7 +251,7 @@ enum Say {
     Nothing,
 }
 
-/// The ranges, and the Service that leads to this server.
+/// The ranges, and the Service that leads to the servers.
 async fn own_service(api: &Api, say: Say) -> Result<(), ApiError> {
     service_range(api, say).await?;
     let first = alloc::nth(api.network.range, 1).to_string();
@@ -208,11 +268,7 @@ async fn own_service(api: &Api, say: Say) -> Result<(), ApiError> {
     });
     let namespace = "default";
     let service = SystemObject { group: "", plural: "services", namespace, object: service };
-    service.ensure(api).await?;
-    match api.advertise {
-        Some((address, port)) => advertise(api, address, port).await,
-        None => Ok(()),
-    }
+    service.ensure(api).await
 }
 
 /// Makes the ServiceCIDR that the operator has chosen, or gives the present one a second family.
@@ -247,6 +303,15 @@ async fn service_range(api: &Api, say: Say) -> Result<(), ApiError> {
 /// Makes the Service lead to this server, and to all others that are there.
 async fn advertise(api: &Api, own: IpAddr, port: u16) -> Result<(), ApiError> {
     let servers = servers::announce(&api.storage.store, own).await?;
+    lead_to(api, (own, port), &servers).await
+}
+
+/// Makes the Service lead to these servers.
+async fn lead_to(
+    api: &Api,
+    (own, port): (IpAddr, u16),
+    servers: &BTreeSet<IpAddr>,
+) -> Result<(), ApiError> {
     let same = servers.iter().filter(|address| address.is_ipv4() == own.is_ipv4());
     let addresses: Vec<_> = same.map(ToString::to_string).collect();
     let family = if own.is_ipv4() { "IPv4" } else { "IPv6" };

@@ -61,7 +61,8 @@ fn at_once(request: &ActiveRequest, path: &str) -> Option<Response<Body>> {
     let parts: Vec<_> = path.trim_matches('/').split('/').collect();
     match parts[..] {
         [endpoint @ ("healthz" | "livez" | "readyz"), ref check @ ..] => {
-            health::answer(&api.storage.store, endpoint, check, request.parts.uri.query())
+            let state = (&*api.storage.store, api.traffic.is_leaving());
+            health::answer(state, endpoint, check, request.parts.uri.query())
         }
         ["debug", "api_priority_and_fairness", "dump_priority_levels"] => {
             Some(text(api.traffic.fairness.dump_levels()))

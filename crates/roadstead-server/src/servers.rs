@@ -13,6 +13,7 @@ use roadstead_store::kv::Store;
 use roadstead_store::transaction::Transaction;
 use serde_json::json;
 
+use crate::api::Api;
 use crate::error::ApiError;
 use crate::reading::object;
 
@@ -41,8 +42,22 @@ pub(crate) async fn announce(store: &Store, own: IpAddr) -> Result<BTreeSet<IpAd
             Ok(_) => break,
         }
     }
+    let mut all = present(store)?;
+    all.insert(own);
+    Ok(all)
+}
+
+/// The addresses of the servers that say that they are there, as far as this one knows.
+pub(crate) fn present(store: &Store) -> Result<BTreeSet<IpAddr>, ApiError> {
     let all = store.list(BUCKET, "", None)?.entries;
-    Ok(all.iter().flat_map(|entry| addresses(&entry.value)).chain([own]).collect())
+    Ok(all.iter().flat_map(|entry| addresses(&entry.value)).collect())
+}
+
+/// Whether clients of this server have somewhere else to go.
+pub(crate) fn are_others(api: &Api) -> bool {
+    let own = api.advertise.map(|(own, _)| own);
+    let found = present(&api.storage.store).unwrap_or_default();
+    found.into_iter().any(|address| Some(address) != own)
 }
 
 /// A server stops: clients need not find out by themselves.

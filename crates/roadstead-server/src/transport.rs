@@ -4,6 +4,7 @@ pub(crate) mod compress;
 pub(crate) mod connections;
 pub(crate) mod etag;
 pub(crate) mod fairness;
+pub(crate) mod farewell;
 pub(crate) mod limits;
 pub mod local;
 pub(crate) mod place;
@@ -17,6 +18,7 @@ pub(crate) mod warning;
 pub(crate) mod yaml;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use roadstead_store::kv::Store;
 
@@ -33,6 +35,7 @@ pub(crate) struct Traffic {
     pub(crate) connecting: Limits,
     pub(crate) bodies: Bodies,
     pub(crate) rotation: Rotation,
+    leaving: AtomicBool,
 }
 
 impl Traffic {
@@ -42,6 +45,17 @@ impl Traffic {
             connecting: Limits::default(),
             bodies: Bodies::default(),
             rotation: Rotation::default(),
+            leaving: AtomicBool::new(false),
         }
+    }
+
+    /// From now on the server is not ready: it takes its leave.
+    pub(crate) fn leaves(&self) {
+        self.leaving.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it does.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Relaxed)
     }
 }

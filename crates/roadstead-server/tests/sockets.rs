@@ -56,7 +56,8 @@ impl Server {
             unread: 2 * SILENCE,
             stranger: 3 * SILENCE,
         };
-        let serving = SecureServing { listener, tls: authority.tls(&pair).unwrap(), timeouts };
+        let tls = authority.tls(&pair).unwrap();
+        let serving = SecureServing { listener, tls, timeouts, shutdown_delay: Duration::ZERO };
         let stop = CancellationToken::new();
         tokio::spawn(serve::run(api, serving, stop.clone()));
         Self { address, authority, stop }

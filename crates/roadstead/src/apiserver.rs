@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::Parser;
@@ -25,17 +25,17 @@ use roadstead_server::transport::receive::Timeouts;
 use roadstead_server::transport::serve::{self, SecureServing};
 use roadstead_server::transport::serving_certificate::ServingCertificate;
 use roadstead_store::kv::Store;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::data_directory::DataDirectory;
 use crate::definitions::DefinitionArgs;
-use crate::etcd_args::EtcdArgs;
+use crate::etcd_args::{EtcdArgs, EtcdClientArgs};
 use crate::renewal::{AdminConfig, CertificateArgs, Renewal};
 use crate::store_args::StoreArgs;
-use crate::{culprit, machine, notify};
+use crate::{culprit, duration, machine, notify, server_tasks, visible};
 
 /// Run only the API server.
 #[derive(Debug, Parser)]
@@ -61,6 +61,10 @@ pub(crate) struct Args {
     /// does it.
     #[arg(long)]
     serve_metrics: bool,
+    /// How long to go on as before after it was asked to stop, when /readyz fails already: for load balancers that
+    /// ask now and then. After that clients are sent to the other servers, if there are any.
+    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
+    shutdown_delay_duration: Option<Duration>,
     #[command(flatten)]
     services: ServiceArgs,
     #[command(flatten)]
@@ -84,6 +88,13 @@ pub(crate) struct Args {
     store: StoreArgs,
     #[command(flatten)]
     etcd: EtcdArgs,
+}
+
+impl Args {
+    /// Where objects are, if that is etcd.
+    pub(crate) fn etcd(&self) -> &EtcdClientArgs {
+        self.etcd.connection()
+    }
 }
 
 /// What is done to new objects.
@@ -266,7 +277,9 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     }
     let (service_range, mut services) = args.services.service_config()?;
     services.pod_ranges = args.cluster_cidr;
+    let facts = facts(&services.pod_ranges, args.services.ranges());
     let setup = Setup {
+        facts,
         authority: args.certificates.limit(authority),
         kubeconfig: args.kubeconfig_out.clone(),
         tokens,
@@ -279,6 +292,7 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
         plugins: args.plugins.plugins()?,
         definitions: args.definitions.objects(),
         metrics: args.serve_metrics,
+        shutdown_delay: args.shutdown_delay_duration.unwrap_or_default(),
         // Who else acts on objects, a server alone cannot know.
         neighbours: Neighbours::default(),
     };
@@ -328,6 +342,10 @@ pub(crate) struct Setup {
     pub plugins: Plugins,
     /// CustomResourceDefinitions to make known.
     pub definitions: Vec<Value>,
+    /// How long it goes on after it was asked to stop.
+    pub shutdown_delay: Duration,
+    /// What nodes that join must know, if nobody else tells them.
+    pub facts: Option<Value>,
 }
 
 /// The endpoint of the Service kubernetes: what the operator says, or where we listen if that is
@@ -341,15 +359,28 @@ fn advertised(given: Option<IpAddr>, listen: SocketAddr) -> anyhow::Result<Optio
     }
 }
 
+/// What nodes must know of a cluster, if the operator has said where its pods have their addresses.
+fn facts(pods: &[IpNet], services: &[IpNet]) -> Option<Value> {
+    let list =
+        |ranges: &[IpNet]| ranges.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+    let dns = alloc::nth(*services.first()?, 10).to_string();
+    (!pods.is_empty()).then(|| {
+        json!({"clusterDomain": "cluster.local", "clusterCIDR": list(pods),
+            "serviceCIDR": list(services), "dnsIP": dns})
+    })
+}
+
 /// Starts an API server.
 pub(crate) async fn start(setup: Setup, stop: CancellationToken) -> anyhow::Result<Server> {
     let Setup { authority, tokens, audit, store, listen, service_range, services, .. } = setup;
     let Setup { advertise, plugins, neighbours, metrics, kubeconfig, definitions, .. } = setup;
+    let Setup { shutdown_delay, facts, .. } = setup;
     warn_of_the_end(&authority);
     let listener = bind(listen).await?;
     let address = listener.local_addr().context("a bound socket has an address")?;
     let advertise = advertise.map(|ip| (ip, address.port()));
     let config = Config { service_range, advertise, audit };
+    let is_shared = store.is_shared();
     let api = Api::with_services(store, config, services, tokens);
     api.set_plugins(plugins);
     api.set_neighbours(neighbours);
@@ -371,6 +402,10 @@ pub(crate) async fn start(setup: Setup, stop: CancellationToken) -> anyhow::Resu
     bootstrap::publish(&api, authority.certificate(), &public)
         .await
         .map_err(|error| anyhow::anyhow!("cannot tell where the cluster is: {}", error.message))?;
+    if let Some(facts) = facts {
+        let told = bootstrap::tell_nodes(&api, visible::CLUSTER, facts).await;
+        told.map_err(|error| anyhow::anyhow!("cannot tell nodes of it: {}", error.message))?;
+    }
     let serving = Arc::new(ServingCertificate::new(&authority.server(names.clone())?)?);
     let tls = authority.tls_with(serving.clone())?;
     let admin = AdminConfig { path: kubeconfig, url: url(address) };
@@ -379,9 +414,11 @@ pub(crate) async fn start(setup: Setup, stop: CancellationToken) -> anyhow::Resu
     let renewal = Renewal { api: api.clone(), authority, serving, names, admin };
     let renewing = renewal.run(stop.clone());
     let keeping = bootstrap::keep(api.clone(), stop.clone());
-    let serving = SecureServing { listener, tls, timeouts: Timeouts::default() };
+    let tending = server_tasks::run(api.clone(), is_shared, stop.clone());
+    let timeouts = Timeouts::default();
+    let serving = SecureServing { listener, tls, timeouts, shutdown_delay };
     let serving = serve::run(api.clone(), serving, stop);
-    let task = tokio::spawn(async move { tokio::join!(serving, keeping, renewing).0 });
+    let task = tokio::spawn(async move { tokio::join!(serving, keeping, tending, renewing).0 });
     Ok(Server { api, address, names: own_names, task })
 }
 

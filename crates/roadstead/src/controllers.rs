@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Parser;
 use ipnet::IpNet;
+use kube::Config;
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
 use roadstead_controllers::certificates::signer::Signer;
 use roadstead_controllers::leader::Election;
 use roadstead_controllers::{
@@ -21,6 +21,7 @@ use roadstead_plan::loadbalancer::{Pool, Range};
 use crate::compose::Tasks;
 use crate::controller_pages::ControllerPages;
 use crate::node_cidr_sizes::NodeCidrSizes;
+use crate::servers::{self, ServerArgs};
 use crate::{duration, machine, notify};
 
 /// Run controllers against any Kubernetes cluster.
@@ -48,6 +49,8 @@ pub(crate) struct Args {
     /// without ranges nobody gives any.
     #[arg(long, value_name = "CIDR,…", value_delimiter = ',')]
     cluster_cidr: Vec<IpNet>,
+    #[command(flatten)]
+    servers: ServerArgs,
     #[command(flatten)]
     node_cidr_sizes: NodeCidrSizes,
     #[command(flatten)]
@@ -184,7 +187,7 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
         ..args.options.settings()
     };
     let server = config.cluster_url.to_string();
-    let client = Client::try_from(config).context("cannot use the kubeconfig")?;
+    let client = servers::connect(config, &args.servers).context("cannot use the kubeconfig")?;
     let stop = crate::cli::interrupted();
     let mut tasks = Tasks::new(stop.clone());
     if let Some(address) = args.metrics_bind_address {

@@ -27,6 +27,7 @@ use roadstead_zone::seed::Seed;
 use roadstead_zone::settings::{Lifetimes, ZoneSettings};
 use roadstead_zone::zone::{Keeper, Zone};
 
+use crate::servers::{self, ServerArgs};
 use crate::{machine, notify};
 
 /// Run only the DNS server, for any cluster, in the place of CoreDNS.
@@ -127,6 +128,8 @@ struct ClusterArgs {
     /// The domain that all names of the cluster end in.
     #[arg(long, value_name = "DOMAIN", default_value = "cluster.local", global = true)]
     cluster_domain: String,
+    #[command(flatten)]
+    servers: ServerArgs,
 }
 
 #[derive(Clone, Debug, Subcommand)]
@@ -174,7 +177,7 @@ impl ClusterArgs {
                 kube::Config::from_custom_kubeconfig(file, &options).await.with_context(read)?
             }
         };
-        Ok(Client::try_from(config)?)
+        servers::connect(config, &self.servers)
     }
 }
 

@@ -50,6 +50,16 @@ impl EtcdClientArgs {
         !self.etcd_servers.is_empty()
     }
 
+    /// Its members, as they were given.
+    pub(crate) fn servers(&self) -> String {
+        self.etcd_servers.join(",")
+    }
+
+    /// Below which keys everything is.
+    pub(crate) fn prefix(&self) -> String {
+        format!("/{}", self.etcd_prefix.trim_matches('/'))
+    }
+
     /// A client of it, which does not connect yet.
     pub(crate) fn client(&self) -> anyhow::Result<Client> {
         if !self.is_given() {
@@ -95,6 +105,11 @@ impl EtcdArgs {
     /// Whether there is one.
     pub(crate) fn is_given(&self) -> bool {
         self.client.is_given()
+    }
+
+    /// Where it is, and how to be let in.
+    pub(crate) fn connection(&self) -> &EtcdClientArgs {
+        &self.client
     }
 
     /// Loads everything from it.

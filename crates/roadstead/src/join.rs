@@ -1,12 +1,16 @@
 //! `roadstead join`: this machine becomes a node of a cluster whose API server is elsewhere, and runs all
 //! that a node has: pods, Services, names, policies, and the way to the pods of other nodes.
 
+use std::convert::Infallible;
+use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Parser;
+use roadstead_component::component::DebugState;
 use roadstead_pod::addresses::Addresses;
 use roadstead_podnet::plan::PodNetworkMode;
 use rustix::process::{Signal, set_parent_process_death_signal};
@@ -19,12 +23,12 @@ use crate::data_directory::DataDirectory;
 use crate::join::identity::{Files, Membership};
 use crate::join::place::Place;
 use crate::leave::LEAVING;
-use crate::machine;
 use crate::network_claim::{Extent, NetworkClaim};
 use crate::node_args::NodeArgs;
 use crate::part_logs::PartLogs;
 use crate::rules_claim::Rules;
 use crate::token_text::{JoinToken, Pin};
+use crate::{control_plane, machine};
 
 pub(crate) mod identity;
 mod parts;
@@ -42,18 +46,21 @@ const RETRY: Duration = Duration::from_secs(2);
 /// which it renews, and needs none.
 #[derive(Clone, Debug, Parser)]
 pub(crate) struct Args {
-    /// Where the API server is: https://HOST:PORT. Needed the first time.
-    #[arg(long, value_name = "URL")]
+    /// Where the API server is: https://HOST:PORT, or several of them. Needed the first time; others are found by
+    /// themselves.
+    #[arg(long, value_name = "URL,…")]
     pub server: Option<String>,
     /// What `roadstead token create` has printed. Needed the first time.
     #[arg(long, value_name = "TOKEN", env = "ROADSTEAD_TOKEN", hide_env_values = true)]
-    pub token: Option<JoinToken>,
+    pub token: Option<TokenInput>,
     /// The token, in a file: nobody sees it in the list of processes.
     #[arg(long, value_name = "FILE", conflicts_with = "token")]
     pub token_file: Option<PathBuf>,
     /// By what the cluster's authority is known, if the token does not say it: sha256:…
     #[arg(long, value_name = "HASH")]
     pub ca_hash: Option<Pin>,
+    #[command(flatten)]
+    pub control_plane: ControlPlaneArgs,
     /// Where certificates, images and the state of pods are kept.
     #[arg(long, value_name = "DIRECTORY", default_value_os_t = machine::data_dir())]
     #[arg(value_parser = machine::directory)]
@@ -76,23 +83,63 @@ pub(crate) struct Args {
     pub node: NodeArgs,
 }
 
+/// To be more than a node.
+#[derive(Clone, Debug, Parser)]
+pub(crate) struct ControlPlaneArgs {
+    /// Be an API server of the cluster instead of a node: its objects are in etcd. What follows `--` are flags of
+    /// `roadstead apiserver`.
+    #[arg(long)]
+    control_plane: bool,
+    /// Flags of `roadstead apiserver`.
+    #[arg(last = true, requires = "control_plane", value_name = "FLAGS")]
+    server_flags: Vec<String>,
+}
+
+/// A token as it was given: of one kind or the other. Not shown: it is a secret.
+#[derive(Clone)]
+pub(crate) struct TokenInput(String);
+
+impl FromStr for TokenInput {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl fmt::Debug for TokenInput {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TokenInput").finish_non_exhaustive()
+    }
+}
+
 impl Args {
-    /// The token that was given, if one was.
-    fn given_token(&self) -> anyhow::Result<Option<JoinToken>> {
-        let token = match &self.token_file {
-            None => self.token.clone(),
+    /// The token that was given, if one was, in words.
+    fn token_text(&self) -> anyhow::Result<Option<String>> {
+        match &self.token_file {
+            None => Ok(self.token.as_ref().map(|TokenInput(text)| text.clone())),
             Some(path) => {
                 let text = std::fs::read_to_string(path);
-                let text = text.with_context(|| format!("cannot read {}", path.display()))?;
-                Some(text.parse().map_err(anyhow::Error::msg)?)
+                text.map(Some).with_context(|| format!("cannot read {}", path.display()))
             }
-        };
+        }
+    }
+
+    /// The token that was given, if one was.
+    fn given_token(&self) -> anyhow::Result<Option<JoinToken>> {
+        let token: Option<JoinToken> =
+            self.token_text()?.map(|text| text.parse()).transpose().map_err(anyhow::Error::msg)?;
         Ok(token.map(|token| JoinToken { pin: token.pin.or(self.ca_hash), ..token }))
     }
 }
 
 /// Joins, and is a node until interrupted; pods go on.
 pub(crate) async fn run(args: Args, logs: PartLogs) -> anyhow::Result<()> {
+    let ControlPlaneArgs { control_plane: is_server, server_flags } = &args.control_plane;
+    if *is_server {
+        let token = args.token_text()?;
+        return control_plane::join(&args.data_dir, token.as_deref(), server_flags).await;
+    }
     if !machine::is_privileged() {
         bail!("only root can make namespaces and links: a node needs them");
     }
@@ -163,6 +210,12 @@ async fn round_of(
     let mut tasks = Tasks::new(round.clone());
     let renewal = identity::Renewal::new(args, member.clone());
     let node = place::until_gone(member.client().await?, member.node.clone(), place.uid.clone());
+    tasks.spawn_endless("memory of the API", member.api.clone().keep());
+    let servers = member.api.servers.clone().follow(member.client().await?);
+    tasks.spawn_endless("list of API servers", async move {
+        servers.await;
+        std::future::pending().await
+    });
     let over = round.clone();
     tasks.spawn("membership", async move {
         tokio::select! {
@@ -172,7 +225,9 @@ async fn round_of(
         }
         Ok(())
     });
-    let mut parts = parts::Parts { args, member, place, logs, tasks: &mut tasks, stop: round };
+    let state = DebugState::default();
+    let mut parts =
+        parts::Parts { args, member, place, logs, tasks: &mut tasks, stop: round, state };
     parts.start(is_first).await?;
     tasks.finish().await
 }

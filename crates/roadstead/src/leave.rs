@@ -113,8 +113,8 @@ async fn reach(args: &Args, files: &Files) -> anyhow::Result<Client> {
             let is_local =
                 host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
             if let Some(server) = files.read("server").filter(|_| is_local) {
-                config.cluster_url =
-                    server.trim().parse().context("the server's address is unreadable")?;
+                let first = server.split(',').next().unwrap_or_default().trim();
+                config.cluster_url = first.parse().context("the server's address is unreadable")?;
             }
             Ok(Client::try_from(config)?)
         }

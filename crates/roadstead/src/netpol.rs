@@ -6,12 +6,12 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::Parser;
-use kube::Client;
 use roadstead_netpol::agent::{self, Config};
 use roadstead_netpol::bridges;
 use tracing::info;
 
 use crate::rules_claim::Rules;
+use crate::servers::{self, ServerArgs};
 use crate::{machine, network_claim, notify, world};
 
 /// Enforce NetworkPolicies on this node, in any cluster whose network plugin does not.
@@ -29,6 +29,8 @@ pub(crate) struct Args {
     /// Delete all rules and exit.
     #[arg(long)]
     cleanup: bool,
+    #[command(flatten)]
+    servers: ServerArgs,
 }
 
 /// Carries out `roadstead netpol`.
@@ -42,13 +44,14 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
         return agent::cleanup().context("rules are left behind");
     }
     let _claim = Rules::Netpol.keep();
-    let client = match args.kubeconfig {
-        Some(path) => world::client(&path).await?,
+    let config = match args.kubeconfig {
+        Some(path) => world::client_config(&path).await?,
         None => {
             let config = kube::Config::infer().await;
-            Client::try_from(config.context("no cluster: --kubeconfig is missing")?)?
+            config.context("no cluster: --kubeconfig is missing")?
         }
     };
+    let client = servers::connect(config, &args.servers)?;
     let node_name = args.hostname_override.unwrap_or_else(machine::host_name);
     info!(node = node_name, "policies are enforced here");
     bridges::look();

@@ -22,6 +22,7 @@ use crate::network_claim::{Extent, NetworkClaim};
 use crate::node_args::{NodeArgs, NodePlace};
 use crate::notify;
 use crate::rules_claim::Rules;
+use crate::servers::{self, ServerArgs};
 
 pub(crate) mod drain;
 
@@ -34,9 +35,8 @@ pub(crate) mod drain;
 pub(crate) struct Args {
     #[command(subcommand)]
     action: Option<Action>,
-    /// How to reach the API server [default: as a pod does, or kubectl's].
-    #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
-    kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
     /// Where images and the state of pods are kept.
     #[arg(long, value_name = "DIRECTORY", default_value_os_t = machine::data_dir())]
     #[arg(value_parser = machine::directory)]
@@ -65,6 +65,16 @@ pub(crate) struct Args {
     /// End all pods of this machine, remove what was made for them, and exit.
     #[arg(long)]
     cleanup: bool,
+}
+
+/// Which cluster.
+#[derive(Clone, Debug, Parser)]
+struct ClusterArgs {
+    /// How to reach the API server [default: as a pod does, or kubectl's].
+    #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
+    kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    servers: ServerArgs,
 }
 
 /// What is done with a node, wherever it is, instead of being one.
@@ -107,7 +117,8 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     DataDirectory::make(&args.data_dir)?;
     let _claim = NetworkClaim::take(&args.data_dir, Extent::Pods)?;
     let open_files = roadstead_dns::tcp::raise_file_limit();
-    let client = Client::try_from(configuration(args.kubeconfig.as_deref()).await?)?;
+    let config = configuration(args.cluster.kubeconfig.as_deref()).await?;
+    let client = servers::connect(config, &args.cluster.servers)?;
     let place = args.place(&client).await?;
     let secure_port = args.secure_port(&place)?;
     let (pods, own) = (place.pod_cidrs.clone(), place.internal_ips);

@@ -20,6 +20,7 @@ use tracing::{info, warn};
 use crate::kube_proxy_flags::KubeProxyFlags;
 use crate::log_level::LogLevel;
 use crate::rules_claim::Rules;
+use crate::servers::{self, ServerArgs};
 use crate::{machine, network_claim, notify, world};
 
 /// Run only the proxy, against any cluster.
@@ -62,6 +63,8 @@ pub(crate) struct Args {
     /// where something else announces them, such as MetalLB.
     #[arg(long, conflicts_with = "no_lease")]
     announce: bool,
+    #[command(flatten)]
+    servers: ServerArgs,
     #[command(flatten, next_help_heading = "Flags of kube-proxy")]
     flags: KubeProxyFlags,
 }
@@ -89,7 +92,7 @@ pub(crate) async fn run(args: Args, log_level: LogLevel) -> anyhow::Result<()> {
     }
     let file = args.config.as_deref().map(|path| from_file(path, flags)).transpose()?;
     let named = file.as_ref().and_then(|(configuration, _)| configuration.kubeconfig.clone());
-    let client = client(args.kubeconfig.or(named), args.master).await?;
+    let client = client(args.kubeconfig.or(named), args.master, &args.servers).await?;
     let stop = crate::cli::interrupted();
     let (mut configuration, notes, source) = match file {
         Some((configuration, notes)) => (configuration, notes, None),
@@ -152,10 +155,14 @@ pub(crate) fn announcer(
 }
 
 /// A client for the cluster of a kubeconfig, for the user's own, or for that in whose pod we run.
-async fn client(kubeconfig: Option<PathBuf>, master: Option<String>) -> anyhow::Result<Client> {
+async fn client(
+    kubeconfig: Option<PathBuf>,
+    master: Option<String>,
+    more: &ServerArgs,
+) -> anyhow::Result<Client> {
     let master = master.map(|url| url.parse().with_context(|| format!("{url} is not a URL")));
     let config = match (kubeconfig, master.transpose()?) {
-        (Some(path), None) => return world::client(&path).await,
+        (Some(path), None) => world::client_config(&path).await?,
         (Some(path), Some(url)) => {
             let mut config = world::client_config(&path).await?;
             config.cluster_url = url;
@@ -172,7 +179,7 @@ async fn client(kubeconfig: Option<PathBuf>, master: Option<String>) -> anyhow::
             config.context("no cluster: --kubeconfig is missing, and --config names none")?
         }
     };
-    Ok(Client::try_from(config)?)
+    servers::connect(config, more)
 }
 
 /// Writes the configuration of a file, or the default one, as the flags change it. JSON is YAML.

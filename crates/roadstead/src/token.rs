@@ -17,8 +17,9 @@ use kube::{Api, Client, ResourceExt};
 use roadstead_plan::bootstrap_token::{BootstrapToken, GROUP, NAMESPACE, PREFIX, TYPE};
 use roadstead_server::identity::authority::public_key_hash;
 
+use crate::etcd_args::EtcdClientArgs;
 use crate::token_text::{JoinToken, Pin};
-use crate::{duration, machine, world};
+use crate::{control_plane, duration, machine, world};
 
 /// Let machines join the cluster: tokens, each good for a while.
 #[derive(Debug, Parser)]
@@ -43,6 +44,12 @@ enum Command {
         /// Print the token alone.
         #[arg(long)]
         quiet: bool,
+        /// For a machine that is to be an API server of this cluster, which is in etcd: the keys of this one's data
+        /// directory lie there until the token ends, and only the token opens them.
+        #[arg(long, conflicts_with_all = ["node", "description"])]
+        control_plane: bool,
+        #[command(flatten)]
+        etcd: Box<EtcdClientArgs>,
         #[command(flatten)]
         cluster: Cluster,
     },
@@ -84,7 +91,10 @@ impl Cluster {
 /// Carries out `roadstead token`.
 pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     match args.command {
-        Command::Create { ttl, description, node, quiet, cluster } => {
+        Command::Create { ttl, quiet, control_plane: true, etcd, cluster, .. } => {
+            control_plane::offer(&cluster.data_dir, &etcd, (ttl, quiet)).await
+        }
+        Command::Create { ttl, description, node, quiet, cluster, .. } => {
             let secrets = cluster.secrets().await?;
             let token = BootstrapToken { description, ..fresh(ttl, node)? };
             create(&secrets, &token).await?;

@@ -239,6 +239,8 @@ async fn serve(
         neighbours: plan.neighbours(),
         // The agent of this machine brings them.
         metrics: false,
+        shutdown_delay: Duration::ZERO,
+        facts: None,
     };
     let server = apiserver::start(setup, stop.clone()).await?;
     let own_port = server.address.port();

@@ -1,7 +1,8 @@
 //! `/healthz`, `/livez` and `/readyz`, with the checks and in the format that people know.
 //!
 //! The check of the store is called `etcd`, as probes written for upstream expect. A store that is
-//! read-only keeps a server alive, for it still answers reads, but not ready.
+//! read-only keeps a server alive, for it still answers reads, but not ready; so is one that was asked to stop,
+//! until it has.
 
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Response, StatusCode};
@@ -15,7 +16,7 @@ type Check = (&'static str, Option<String>);
 
 /// Answers `/ENDPOINT` or `/ENDPOINT/CHECK`; `None` if there is no such check.
 pub(crate) fn answer(
-    store: &Store,
+    (store, is_leaving): (&Store, bool),
     endpoint: &str,
     check: &[&str],
     query: Option<&str>,
@@ -28,7 +29,9 @@ pub(crate) fn answer(
         "livez" => None,
         _ => damage(store),
     };
-    let mut checks = vec![("ping", None), ("etcd", stored)];
+    let leaving = is_leaving && endpoint == "readyz";
+    let leaving = leaving.then(|| "the server is shutting down".to_owned());
+    let mut checks = vec![("ping", None), ("etcd", stored), ("shutdown", leaving)];
     // Who sees this knows that nobody but controllers ends Events.
     if !store.is_shared() {
         checks.push(("storage-scrub", damaged));

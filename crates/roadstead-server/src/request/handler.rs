@@ -27,6 +27,7 @@ use crate::registry::Resource;
 use crate::request::body::{self, Document};
 use crate::request::path::ResourcePath;
 use crate::request::query::Query;
+use crate::transport::farewell::Endless;
 use crate::transport::response::{Body, ok, respond, warn};
 use crate::transport::rotation::Flow;
 
@@ -133,6 +134,7 @@ impl Handler<'_> {
         let mut response = Response::new(BodyExt::boxed_unsync(StreamBody::new(frames)));
         let media_type = HeaderValue::from_static("application/json");
         response.headers_mut().insert(CONTENT_TYPE, media_type);
+        response.extensions_mut().insert(Endless);
         Ok(response)
     }
 

@@ -15,12 +15,12 @@ async fn health_says_what_it_has_looked_at() {
         (
             "/readyz?verbose",
             200,
-            "[+]ping ok\n[+]etcd ok\n[+]storage-scrub ok\nreadyz check passed\n",
+            "[+]ping ok\n[+]etcd ok\n[+]shutdown ok\n[+]storage-scrub ok\nreadyz check passed\n",
         ),
         (
             "/livez?verbose=1&exclude=etcd",
             200,
-            "[+]ping ok\n[+]etcd excluded: ok\n[+]storage-scrub ok\nlivez check passed\n",
+            "[+]ping ok\n[+]etcd excluded: ok\n[+]shutdown ok\n[+]storage-scrub ok\nlivez check passed\n",
         ),
     ];
     for (path, code, text) in cases {

@@ -4,6 +4,7 @@
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -26,6 +27,9 @@ use tokio::time;
 use tracing::{info, warn};
 
 use crate::join::Args;
+use crate::servers::archive::Archive;
+use crate::servers::known::Servers;
+use crate::servers::{self, Server};
 use crate::token::cluster_of;
 use crate::token_text::{JoinToken, Pin};
 
@@ -38,6 +42,8 @@ const LOOK: Duration = Duration::from_millis(200);
 const RETRY: Duration = Duration::from_secs(60);
 /// Between the certificate of a node and its key.
 const SEAM: &str = "# and its key\n";
+/// That of the agent's port.
+const SERVING: &str = "serving.pem";
 const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 const SERVING_SIGNER: &str = "kubernetes.io/kubelet-serving";
 
@@ -46,12 +52,41 @@ const SERVING_SIGNER: &str = "kubernetes.io/kubelet-serving";
 pub(crate) struct Membership {
     /// The name of the node.
     pub(crate) node: String,
+    /// Where its API servers are, as somebody has said it.
     pub(crate) server: String,
+    /// All of its API servers, and what they said last.
+    pub(crate) api: ApiServers,
     /// The cluster's authority, in PEM.
     pub(crate) authority: String,
     /// The node's own, in PEM.
     pub(crate) certificate: String,
     key: String,
+}
+
+/// The API servers of a node's cluster.
+#[derive(Clone)]
+pub(crate) struct ApiServers {
+    pub(crate) servers: Arc<Servers>,
+    /// What they have said to the node, and to who enforces policies.
+    pub(crate) said: Arc<Archive>,
+    pub(crate) said_of_policies: Arc<Archive>,
+}
+
+impl ApiServers {
+    /// Those that somebody has named, and those that were found since.
+    fn of(files: &Files, server: &str) -> anyhow::Result<Self> {
+        let servers = Servers::kept_in(files.path("servers"), named(server)?);
+        let archive = |name: &str| {
+            let path = files.path("offline").join(name);
+            Archive::at(path.clone()).with_context(|| format!("cannot make {}", path.display()))
+        };
+        Ok(Self { servers, said: archive("node")?, said_of_policies: archive("policies")? })
+    }
+
+    /// Keeps what they say, for ever.
+    pub(crate) async fn keep(self) {
+        tokio::join!(self.said.keep(), self.said_of_policies.keep());
+    }
 }
 
 /// Where all that is kept.
@@ -88,11 +123,26 @@ fn kubeconfig(cluster: Value, user: Value) -> anyhow::Result<Kubeconfig> {
     serde_json::from_value(config).context("cannot describe how the cluster is reached")
 }
 
-async fn client_of(config: Kubeconfig) -> anyhow::Result<Client> {
+async fn client_of(
+    config: Kubeconfig,
+    servers: &Arc<Servers>,
+    archive: Option<Arc<Archive>>,
+) -> anyhow::Result<Client> {
     let options = KubeConfigOptions::default();
-    let mut config = Config::from_custom_kubeconfig(config, &options).await?;
-    config.connect_timeout = Some(PATIENCE);
-    Ok(Client::try_from(config)?)
+    let config = Config::from_custom_kubeconfig(config, &options).await?;
+    servers::client(&config, servers, archive)
+}
+
+/// The servers that somebody has named.
+fn named(server: &str) -> anyhow::Result<Vec<Server>> {
+    let named = Server::list(server).map_err(anyhow::Error::msg)?;
+    anyhow::ensure!(!named.is_empty(), "--server names no API server");
+    Ok(named)
+}
+
+/// Where one of them is, for configurations that take one.
+fn first(server: &str) -> &str {
+    server.split(',').next().unwrap_or(server).trim()
 }
 
 impl Membership {
@@ -103,7 +153,8 @@ impl Membership {
         if let Some(present) = Self::present(&files, &node)? {
             match &args.server {
                 Some(server) if *server != present.server => {
-                    let moved = Self { server: server.clone(), ..present };
+                    let api = ApiServers::of(&files, server)?;
+                    let moved = Self { server: server.clone(), api, ..present };
                     moved.keep(&files)?;
                     return Ok(moved);
                 }
@@ -118,7 +169,8 @@ impl Membership {
         };
         let server = args.server.clone();
         let server = server.context("which cluster? give --server https://HOST:PORT")?;
-        let member = Self::join(&token, (server, node)).await?;
+        let api = ApiServers::of(&files, &server)?;
+        let member = Self::join(&token, (server, api), node).await?;
         member.keep(&files)?;
         Ok(member)
     }
@@ -145,7 +197,8 @@ impl Membership {
             warn!(?end, "the certificate of this node is over: it joins anew");
         }
         let (server, node) = (server.trim().to_owned(), node.to_owned());
-        Ok(is_good.then_some(Self { node, server, authority, certificate, key }))
+        let api = ApiServers::of(files, &server)?;
+        Ok(is_good.then_some(Self { node, server, api, authority, certificate, key }))
     }
 
     /// What there is, whether or not it is still good: for whoever leaves.
@@ -155,15 +208,20 @@ impl Membership {
     }
 
     /// Becomes a node, by a token.
-    async fn join(token: &JoinToken, (server, node): (String, String)) -> anyhow::Result<Self> {
-        let authority = trusted_authority(&server, token.pin).await?;
-        let cluster = json!({"server": server,
+    async fn join(
+        token: &JoinToken,
+        (server, api): (String, ApiServers),
+        node: String,
+    ) -> anyhow::Result<Self> {
+        let authority = trusted_authority((&server, &api.servers), token.pin).await?;
+        let cluster = json!({"server": first(&server),
             "certificate-authority-data": STANDARD.encode(&authority)});
-        let client = client_of(kubeconfig(cluster, json!({"token": token.token}))?).await?;
+        let user = json!({"token": token.token});
+        let client = client_of(kubeconfig(cluster, user)?, &api.servers, None).await?;
         let request = NodeRequest::new(&node, Vec::new())?;
         let certificate = certificate_for(&client, CLIENT_SIGNER, &request).await;
         let certificate = certificate.context("the cluster does not take this machine")?;
-        Ok(Self { node, server, authority, certificate, key: request.key })
+        Ok(Self { node, server, api, authority, certificate, key: request.key })
     }
 
     /// Writes everything down. Certificate and key are one file: after a power cut there are both of one time.
@@ -177,7 +235,7 @@ impl Membership {
     }
 
     fn cluster(&self) -> Value {
-        json!({"server": self.server,
+        json!({"server": first(&self.server),
             "certificate-authority-data": STANDARD.encode(&self.authority)})
     }
 
@@ -189,26 +247,39 @@ impl Membership {
 
     /// A client with the rights of the node.
     pub(crate) async fn client(&self) -> anyhow::Result<Client> {
-        client_of(self.kubeconfig()?).await
+        client_of(self.kubeconfig()?, &self.api.servers, Some(self.api.said.clone())).await
     }
 
     /// A client with the token that is in a file at that moment.
-    pub(crate) async fn client_by(&self, token_file: &Path) -> anyhow::Result<Client> {
+    pub(crate) async fn client_of_policies(&self, token_file: &Path) -> anyhow::Result<Client> {
         let user = json!({"tokenFile": token_file.display().to_string()});
-        client_of(kubeconfig(self.cluster(), user)?).await
+        let said = Some(self.api.said_of_policies.clone());
+        client_of(kubeconfig(self.cluster(), user)?, &self.api.servers, said).await
     }
 
-    /// A certificate for the agent's port, under these names and addresses.
-    pub(crate) async fn serving(&self, names: Vec<String>) -> anyhow::Result<NodeRequest> {
+    /// A certificate for the agent's port, under these names and addresses; without an API server, the last one.
+    pub(crate) async fn serving(
+        &self,
+        files: &Files,
+        names: Vec<String>,
+    ) -> anyhow::Result<NodeRequest> {
         let request = NodeRequest::new(&self.node, names)?;
         let client = self.client().await?;
+        let last = files.read(SERVING).filter(|_| self.api.servers.is_offline());
+        if let Some((certificate, key)) = last.as_deref().and_then(|pair| pair.split_once(SEAM)) {
+            return Ok(NodeRequest { request: certificate.to_owned(), key: key.to_owned() });
+        }
         let certificate = certificate_for(&client, SERVING_SIGNER, &request).await?;
+        files.write(SERVING, &format!("{certificate}{SEAM}{}", request.key))?;
         Ok(NodeRequest { request: certificate, key: request.key })
     }
 }
 
 /// The cluster's authority, as the server says it, if it is the one that we were told of.
-async fn trusted_authority(server: &str, pin: Option<Pin>) -> anyhow::Result<String> {
+async fn trusted_authority(
+    (server, servers): (&str, &Arc<Servers>),
+    pin: Option<Pin>,
+) -> anyhow::Result<String> {
     let Some(pin) = pin else {
         bail!(
             "nothing says by what this cluster is known, so anybody could be it: take a token that begins \
@@ -216,8 +287,8 @@ async fn trusted_authority(server: &str, pin: Option<Pin>) -> anyhow::Result<Str
         );
     };
     // Nothing is believed but what has that hash; nothing secret is sent.
-    let cluster = json!({"server": server, "insecure-skip-tls-verify": true});
-    let client = client_of(kubeconfig(cluster, json!({}))?).await?;
+    let cluster = json!({"server": first(server), "insecure-skip-tls-verify": true});
+    let client = client_of(kubeconfig(cluster, json!({}))?, servers, None).await?;
     let maps: Api<ConfigMap> = Api::namespaced(client, "kube-public");
     let asked = time::timeout(PATIENCE, maps.get("cluster-info")).await;
     let map = asked.with_context(|| format!("{server} does not answer"))?;
@@ -371,6 +442,7 @@ fn a_membership_is_found_again() {
         Membership {
             node: "n1".into(),
             server: "https://192.0.2.1:6443".into(),
+            api: ApiServers::of(&files, "https://192.0.2.1:6443").unwrap(),
             authority: authority.certificate().to_owned(),
             certificate: pair.certificate,
             key: pair.key,

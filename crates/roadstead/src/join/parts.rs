@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use jiff::Timestamp;
 use kube::Client;
-use roadstead_component::component::Component;
+use roadstead_component::component::{Component, DebugState};
 use roadstead_dns::agent::{CorefileSource, DnsAgent, Outputs, UpstreamSource, ZoneConfig};
 use roadstead_dns_core::rate_limit::{RateLimits, USUAL_RATE};
 use roadstead_forwarding::node_network::{DetectLocal, NodeNetwork};
@@ -15,7 +15,9 @@ use roadstead_node::config::{PolicyWait, gateway};
 use roadstead_node::serving::secure::{SecurePort, TlsFiles};
 use roadstead_proxy::agent::config::{self as proxy_config, Follow};
 use roadstead_proxy::kube_proxy::KubeProxyOptions;
+use tokio::net::UdpSocket;
 use tokio::sync::{mpsc, watch};
+use tokio::time;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
@@ -26,8 +28,12 @@ use crate::join::place::Place;
 use crate::join::policy_token::PolicyToken;
 use crate::node_args::NodePlace;
 use crate::part_logs::PartLogs;
+use crate::servers::known::Servers;
 use crate::up::proxy_part::ProxyPart;
 use crate::{machine, notify, visible};
+
+/// How soon it is noticed that there is a bridge.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// What starts them.
 pub(super) struct Parts<'a> {
@@ -37,6 +43,8 @@ pub(super) struct Parts<'a> {
     pub(super) logs: &'a PartLogs,
     pub(super) tasks: &'a mut Tasks,
     pub(super) stop: CancellationToken,
+    /// What all of them show of themselves.
+    pub(super) state: DebugState,
 }
 
 impl Parts<'_> {
@@ -44,6 +52,8 @@ impl Parts<'_> {
     pub(super) async fn start(&mut self, is_first: bool) -> anyhow::Result<()> {
         let since = Timestamp::now();
         let client = self.member.client().await?;
+        let servers = self.member.api.servers.clone();
+        self.state.register("apiServers", move || servers.show());
         self.start_pod_network(&client);
         let port = self.secure_port().await?;
         self.start_agent(&client, port);
@@ -51,8 +61,15 @@ impl Parts<'_> {
         self.start_policies(&client, &proxy).await?;
         self.start_proxy(&client, proxy);
         // The DNS server listens on the bridge, which is there when the node is ready.
-        let node = self.member.node.clone();
-        self.tasks.unless_one_fails(visible::node_ready(&client, &node, since)).await?;
+        let (node, servers) = (self.member.node.clone(), self.member.api.servers.clone());
+        let bridge = has_bridge(self.dns_address(), &servers);
+        let ready = async {
+            tokio::select! {
+                ready = visible::node_ready(&client, &node, since) => ready,
+                () = bridge => Ok(()),
+            }
+        };
+        self.tasks.unless_one_fails(ready).await?;
         self.start_dns(&client)?;
         if is_first {
             let pods: Vec<_> = self.place.pod_cidrs.iter().map(ToString::to_string).collect();
@@ -66,6 +83,11 @@ impl Parts<'_> {
         Ok(())
     }
 
+    /// Each is ready by itself.
+    fn component(&self) -> Component {
+        Component { state: self.state.clone(), ..Component::default() }
+    }
+
     fn start_pod_network(&mut self, client: &Client) {
         let config = roadstead_podnet::agent::Config {
             node_name: self.member.node.clone(),
@@ -73,7 +95,7 @@ impl Parts<'_> {
             cluster_cidrs: self.place.cluster_cidrs.clone(),
             internal_ip: Some(self.place.internal_ips.first),
             mode: self.args.pod_network,
-            component: Component::default(),
+            component: self.component(),
         };
         let network = roadstead_podnet::agent::run(client.clone(), config, self.stop.clone());
         self.tasks.spawn("pod network", async move { Ok(network.await?) });
@@ -88,7 +110,8 @@ impl Parts<'_> {
         let own = self.place.internal_ips;
         let addresses = own.iter().map(|address| address.to_string());
         let names = [self.member.node.clone()].into_iter().chain(addresses).collect();
-        let serving = self.member.serving(names).await;
+        let files = Files::of(&self.args.data_dir);
+        let serving = self.member.serving(&files, names).await;
         let serving = serving.context("there is no certificate for the agent's port")?;
         let files = TlsFiles {
             certificate: serving.request.into_bytes(),
@@ -111,7 +134,8 @@ impl Parts<'_> {
         };
         let config = self.args.node.config(&self.args.data_dir, place);
         let policies = PolicyWait { expected: true, ..PolicyWait::default() };
-        let config = roadstead_node::config::Config { policies, secure_port, ..config };
+        let component = self.component();
+        let config = roadstead_node::config::Config { policies, secure_port, component, ..config };
         // Nobody in this process asks about pods.
         let (nobody, incoming) = mpsc::channel(1);
         let agent = roadstead_node::agent::run(client.clone(), config, incoming, self.stop.clone());
@@ -132,14 +156,15 @@ impl Parts<'_> {
             node: self.member.node.clone(),
             uid: self.place.uid.clone(),
         };
-        token.fetch().await?;
-        let client = self.member.client_by(&token.path()).await?;
-        self.tasks.spawn_endless("token for policies", token.keep());
+        let next = token.fetch_if_possible(self.member.api.servers.is_offline()).await?;
+        let client = self.member.client_of_policies(&token.path()).await?;
+        self.tasks.spawn_endless("token for policies", token.keep(next));
         let config = roadstead_netpol::agent::Config {
             node_name: self.member.node.clone(),
             pages: Some((Ipv4Addr::LOCALHOST, 10253).into()),
             // Both write to nftables, and neither takes the other for a stranger.
             own_commits: proxy.own_commits.clone(),
+            component: self.component(),
             ..roadstead_netpol::agent::Config::default()
         };
         let netpol = roadstead_netpol::agent::run(client, config, self.stop.clone());
@@ -178,7 +203,10 @@ impl Parts<'_> {
                 publish: Some(Duration::from_millis(100)),
                 ..KubeProxyOptions::default()
             },
-            outputs: proxy_config::Outputs::default(),
+            outputs: proxy_config::Outputs {
+                component: self.component(),
+                ..proxy_config::Outputs::default()
+            },
             spoken: self.logs.proxy.clone(),
             starts,
             health: watch::Sender::default(),
@@ -225,5 +253,16 @@ impl Parts<'_> {
         info!(listen = %self.dns_address(), "DNS starts");
         self.tasks.spawn("DNS", async move { Ok(dns.await?) });
         Ok(())
+    }
+}
+
+/// Waits until the bridge of the pods is there, if nobody can say that the node is ready.
+async fn has_bridge(address: IpAddr, servers: &Servers) {
+    loop {
+        let is_there = UdpSocket::bind((address, 0)).await.is_ok();
+        if servers.is_offline() && is_there {
+            return;
+        }
+        time::sleep(LOOK).await;
     }
 }

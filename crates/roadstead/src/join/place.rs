@@ -119,7 +119,11 @@ async fn register(client: &Client, name: &str, own: Addresses) -> anyhow::Result
     }
     let patch = json!({"status": {"addresses": addresses}});
     let said = nodes.patch_status(name, &PatchParams::default(), &Patch::Merge(&patch)).await;
-    said.with_context(|| format!("cannot say where the Node {name} is"))
+    match (said, known) {
+        // Without a server it is where it was.
+        (Err(error), Some(known)) if !matches!(error, kube::Error::Api(_)) => Ok(known),
+        (said, _) => said.with_context(|| format!("cannot say where the Node {name} is")),
+    }
 }
 
 /// Waits until controllers have given the node its pod addresses.

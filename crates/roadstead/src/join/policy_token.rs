@@ -36,7 +36,7 @@ impl PolicyToken {
     }
 
     /// Gets one now.
-    pub(super) async fn fetch(&self) -> anyhow::Result<()> {
+    async fn fetch(&self) -> anyhow::Result<()> {
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client.clone(), "kube-system");
         let request = TokenRequest {
             spec: Some(TokenRequestSpec {
@@ -61,9 +61,17 @@ impl PolicyToken {
         self.files.write(FILE, &token)
     }
 
+    /// Gets one now, or goes on with the last one if there is no server to be asked.
+    /// Returns when to get the next one.
+    pub(super) async fn fetch_if_possible(&self, is_offline: bool) -> anyhow::Result<Duration> {
+        if is_offline && self.files.read(FILE).is_some() {
+            return Ok(RETRY);
+        }
+        self.fetch().await.map(|()| RENEW_EVERY)
+    }
+
     /// Gets others in time.
-    pub(super) async fn keep(self) {
-        let mut pause = RENEW_EVERY;
+    pub(super) async fn keep(self, mut pause: Duration) {
         loop {
             time::sleep(pause).await;
             pause = match self.fetch().await {

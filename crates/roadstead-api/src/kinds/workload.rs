@@ -90,7 +90,7 @@ fn what_is_left_out_is_filled_in() {
     let spec = of("StatefulSet", json!({"spec": {}}));
     assert_eq!(
         spec["updateStrategy"],
-        json!({"type": "RollingUpdate", "rollingUpdate": {"partition": 0}})
+        json!({"type": "RollingUpdate", "rollingUpdate": {"partition": 0, "maxUnavailable": 1}})
     );
     let spec = of("Job", json!({"spec": {"parallelism": 3}}));
     assert_eq!((&spec["completions"], &spec["parallelism"]), (&Value::Null, &json!(3)));
